@@ -1,0 +1,1 @@
+"""HOW particles and scores become a velocity."""

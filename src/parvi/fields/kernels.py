@@ -1,0 +1,211 @@
+"""Kernels: positive-definite functions k(x, y), and how their bandwidth follows the particles."""
+
+import abc
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Profile(NamedTuple):
+    """A radial kernel k = phi(r^2) with its first two derivatives in r^2."""
+
+    value: Float[Array, "..."]
+    first: Float[Array, "..."]
+    second: Float[Array, "..."]
+
+
+class AbstractKernel(eqx.Module):
+    """A positive-definite function; everything else in this folder is built from it."""
+
+    @abc.abstractmethod
+    def __call__(self, x: Float[Array, " d"], y: Float[Array, " d"]) -> Float[Array, ""]:
+        """k(x, y)."""
+
+
+class AbstractRadialKernel(AbstractKernel):
+    """k(x, y) = phi(|x - y|^2), with a bandwidth."""
+
+    @abc.abstractmethod
+    def adapted(self, particles: Float[Array, "n d"], max_points: int | None) -> "AbstractKernel":
+        """The kernel with the bandwidth that these particles ask for, a fixed number."""
+
+    @abc.abstractmethod
+    def profile(self, square: Float[Array, "..."], dim: int) -> Profile:
+        """phi and its derivatives at squared distances, in dimension ``dim``."""
+
+    def __call__(self, x, y):
+        return self.profile(jnp.sum((x - y) ** 2), x.shape[0]).value
+
+
+class AbstractBandwidth(eqx.Module):
+    """h, the squared length of a radial kernel."""
+
+    @abc.abstractmethod
+    def of(self, particles: Float[Array, "n d"], max_points: int | None) -> Float[Array, ""]:
+        """h for these particles, from at most ``max_points`` of them."""
+
+
+class Fixed(AbstractBandwidth):
+    """The same h throughout."""
+
+    square: float | Float[Array, ""]
+
+    def of(self, particles, max_points):
+        return jnp.asarray(self.square, particles.dtype)
+
+
+class Median(AbstractBandwidth):
+    """h = median of squared distances, divided by log n unless ``over_log`` is False.
+
+    With log n (Liu & Wang 2016) sum_j k(x_i, x_j) is about 2 in high dimension.
+    """
+
+    over_log: bool = True
+
+    def of(self, particles, max_points):
+        num = particles.shape[0]
+        if max_points is not None and num > max_points:
+            # Evenly spaced rows: particles have no order, so these are as good as random ones.
+            particles = particles[jnp.linspace(0, num - 1, max_points).astype(int)]
+        median = median_square_distance(particles)
+        square = median / jnp.log(num) if self.over_log and num > 1 else median
+        return jnp.where(square > 0, square, 1.0)
+
+
+class RBF(AbstractRadialKernel):
+    """k(x, y) = c exp(-|x - y|^2 / h).
+
+    Parameters
+    ----------
+    bandwidth
+        h. ``Fixed(2 * sigma**2)`` is a Gaussian of standard deviation sigma.
+    normalised
+        c = 1/sigma with h = 2 sigma^2, as in the paper's appendix (Example 1); else c = 1.
+    """
+
+    bandwidth: AbstractBandwidth = Median()
+    normalised: bool = False
+
+    def adapted(self, particles, max_points):
+        return RBF(Fixed(self.bandwidth.of(particles, max_points)), self.normalised)
+
+    def profile(self, square, dim):
+        h = _fixed(self.bandwidth)
+        value = jnp.exp(-square / h)
+        if self.normalised:
+            value = value * jnp.sqrt(2 / h)
+        return Profile(value, -value / h, value / h**2)
+
+
+class IMQ(AbstractRadialKernel):
+    """The inverse multiquadric k(x, y) = (1 + |x - y|^2 / h)^-beta, with heavy tails."""
+
+    bandwidth: AbstractBandwidth = Median()
+    beta: float = 0.5
+
+    def adapted(self, particles, max_points):
+        return IMQ(Fixed(self.bandwidth.of(particles, max_points)), self.beta)
+
+    def profile(self, square, dim):
+        h, beta = _fixed(self.bandwidth), self.beta
+        base = 1 + square / h
+        value = base**-beta
+        first = -beta / h * value / base
+        return Profile(value, first, -(beta + 1) / h * first / base)
+
+
+class LinearKernel(AbstractKernel):
+    """k(x, y) = x^T K y + 1.
+
+    Parameters
+    ----------
+    matrix
+        K, symmetric and positive definite; None for the identity.
+    """
+
+    matrix: Float[Array, "d d"] | None = None
+
+    def __call__(self, x, y):
+        return x @ self.times(y) + 1
+
+    def times(self, y: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """K y."""
+        return y if self.matrix is None else y @ jnp.asarray(self.matrix, y.dtype).T
+
+
+class CallableKernel(AbstractKernel):
+    """Any differentiable positive-definite function k(x, y) of two points."""
+
+    function: Callable[[Float[Array, " d"], Float[Array, " d"]], Float[Array, ""]]
+
+    def __call__(self, x, y):
+        return self.function(x, y)
+
+
+def square_distances(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]:
+    """|x_i - y_j|^2 by one matrix product; centred first, so that little is lost by rounding."""
+    centre = jnp.mean(y, axis=0)
+    x, y = x - centre, y - centre
+    square = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1) - 2 * (x @ y.T)
+    return jnp.maximum(square, 0.0)
+
+
+def median_square_distance(particles: Float[Array, "n d"]) -> Float[Array, ""]:
+    """The median of |x_i - x_j|^2 over distinct pairs, without a sort.
+
+    Sorting n^2 numbers is 94 % of a naive SVGD step. The rank is a smooth function of the
+    threshold, so that a safeguarded secant search (Illinois) gets it within 1e-4 of one half in
+    a few passes.
+    """
+    num = particles.shape[0]
+    if num < 2:
+        return jnp.zeros((), particles.dtype)
+    square = square_distances(particles, particles)
+    pairs = num * (num - 1)
+    half = 0.5 * pairs
+    dtype = particles.dtype
+
+    def excess(threshold):
+        # The n distances of a point to itself are zero and always counted: taken out again.
+        count = jnp.sum(square <= threshold, dtype=jnp.int32) - num
+        return count.astype(dtype) - half
+
+    def proceed(carry):
+        step, low, high, _, _, _, value = carry
+        close = jnp.abs(value) <= 1e-4 * pairs
+        return (step < 40) & ~close & (high - low > 1e-6 * high)
+
+    def body(carry):
+        step, low, high, f_low, f_high, _, _ = carry
+        secant = (low * f_high - high * f_low) / (f_high - f_low)
+        # Every third pass halves the bracket, in case the rank has jumps (clumps of particles).
+        middle = jnp.where(step % 3 == 2, 0.5 * (low + high), secant)
+        value = excess(middle)
+        above = value > 0
+        return (
+            step + 1,
+            jnp.where(above, low, middle),
+            jnp.where(above, middle, high),
+            jnp.where(above, f_low / 2, value),
+            jnp.where(above, value, f_high / 2),
+            middle,
+            value,
+        )
+
+    largest = jnp.max(square)
+    zero = jnp.zeros((), dtype)
+    start = (0, zero, largest, zero - half, zero + half, largest, jnp.asarray(half, dtype))
+    return jax.lax.while_loop(proceed, body, start)[5]
+
+
+def _fixed(bandwidth):
+    if not isinstance(bandwidth, Fixed):
+        raise ValueError(
+            f"{type(bandwidth).__name__} follows the particles: call kernel.adapted(particles, "
+            "None) first, or use parvi.Fixed(h)."
+        )
+    return bandwidth.square

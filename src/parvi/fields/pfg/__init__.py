@@ -1,0 +1,1 @@
+"""PFG and its parts: function classes, preconditioners, objective, solvers."""

@@ -1,0 +1,154 @@
+"""PFG, the preconditioned functional gradient (Dong, Wang, Lin and Zhang, ICLR 2023).
+
+At every step a function f is fitted to the preconditioned Wasserstein gradient of the KL,
+H^-1 grad log p*/p, by minimising over the particles
+
+    E[ 1/2 |f|_H^2 - f . grad log p* - div f ]                                   (Eq. 8)
+
+and the particles move along it. The divergence is the repulsion: no kernel matrix, O(n).
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from parvi.fields.pfg.functions import AbstractFunctions, Parameters
+from parvi.fields.pfg.metric import AbstractMetric
+from parvi.fields.pfg.objective import (
+    AbstractDivergence,
+    AbstractRegulariser,
+    Exact,
+    Quadratic,
+)
+from parvi.fields.pfg.preconditioners import AbstractPreconditioner, Identity
+from parvi.fields.pfg.solvers import AbstractSolver, Problem
+from parvi.interface import AbstractField, AbstractVelocity, Fit, LogDensity, kl_rate
+
+
+class PFGMemory(NamedTuple):
+    """What PFG remembers: the solver's warm start and the preconditioner's average."""
+
+    solver: PyTree[Array]
+    preconditioner: PyTree[Array]
+
+
+class PFGVelocity(AbstractVelocity):
+    """f(x) = c grad log p(x) + f_theta(x)."""
+
+    functions: AbstractFunctions
+    parameters: Parameters
+    base_shift: float
+    log_density: LogDensity
+    metric: AbstractMetric
+
+    def __call__(self, x):
+        value = self.functions(self.parameters, x)
+        if self.base_shift == 0.0:
+            return value
+        return value + self.base_shift * jax.grad(self.log_density)(x)
+
+    def on(self, cloud):
+        values = self.functions.values(self.parameters, cloud.particles)
+        return values + self.base_shift * cloud.scores
+
+    def divergences(self, cloud):
+        _, divergences = self.functions.with_divergences(self.parameters, cloud.particles)
+        if self.base_shift == 0.0:
+            return divergences
+        return divergences + self.base_shift * jax.vmap(self._laplacian)(cloud.particles)
+
+    def precondition(self, vector):
+        return self.metric.solve(vector)
+
+    def _laplacian(self, x):
+        return jnp.trace(jax.jacfwd(jax.grad(self.log_density))(x))
+
+
+class PFG(AbstractField):
+    """The preconditioned functional gradient, composed of parts.
+
+    Linear PFG is ``PFG(Linear(), H, Ridge())``; Algorithm 1 of the paper is
+    ``PFG(MLP(), H, GradientDescent(optax.sgd(...), num_steps))`` with a constant step.
+
+    Parameters
+    ----------
+    functions
+        The function class: ``Linear``, ``RandomFeatures``, ``MLP``, ``Network``.
+    preconditioner
+        The metric H.
+    solver
+        ``Ridge``, ``HeldOutRidge`` or ``GradientDescent``.
+    base_shift
+        c of the base function f0 = c grad log p (the paper's appendix, "base shift").
+    regulariser
+        h of the objective.
+    divergence
+        How div f is computed.
+    """
+
+    functions: AbstractFunctions
+    preconditioner: AbstractPreconditioner
+    solver: AbstractSolver
+    base_shift: float
+    regulariser: AbstractRegulariser
+    divergence: AbstractDivergence
+
+    def __init__(
+        self,
+        functions: AbstractFunctions,
+        preconditioner: AbstractPreconditioner | None = None,
+        solver: AbstractSolver | None = None,
+        base_shift: float = 0.0,
+        regulariser: AbstractRegulariser | None = None,
+        divergence: AbstractDivergence | None = None,
+    ):
+        if solver is None:
+            raise ValueError("PFG needs a solver: parvi.Ridge() or parvi.GradientDescent(...).")
+        self.functions = functions
+        self.preconditioner = Identity() if preconditioner is None else preconditioner
+        self.solver = solver
+        self.base_shift = base_shift
+        self.regulariser = Quadratic() if regulariser is None else regulariser
+        self.divergence = Exact() if divergence is None else divergence
+
+    def init(self, key, particles):
+        self.solver.check(self.functions, self.regulariser, *particles.shape)
+        parameters = self.functions.init(key, particles)
+        return PFGMemory(self.solver.init(parameters), self.preconditioner.init(particles))
+
+    def fit(self, key, cloud, memory):
+        key_solve, key_divergence, key_base = jax.random.split(key, 3)
+        metric, preconditioner = self.preconditioner.update(cloud, memory.preconditioner)
+        problem = Problem(
+            self.functions,
+            self.divergence,
+            self.regulariser,
+            metric,
+            self.base_shift,
+            cloud.particles,
+            cloud.scores,
+        )
+        parameters, solver, extra = self.solver.solve(key_solve, problem, memory.solver)
+        values, divergences = self.divergence(
+            key_divergence, self.functions, parameters, cloud.particles
+        )
+        if self.base_shift != 0.0:
+            values = values + self.base_shift * cloud.scores
+            divergences = divergences + self.base_shift * _probed_laplacians(key_base, cloud)
+        rate = kl_rate(values, divergences, cloud.scores)
+        velocity = PFGVelocity(
+            self.functions, parameters, self.base_shift, cloud.log_density, metric
+        )
+        return Fit(velocity, values, rate, extra), PFGMemory(solver, preconditioner)
+
+
+def _probed_laplacians(key, cloud):
+    """Unbiased estimates of the Laplacian of log p, one probe a particle: only for the KL rate."""
+    probes = jax.random.rademacher(key, cloud.particles.shape, cloud.particles.dtype)
+
+    def one(x, probe):
+        return probe @ jax.jvp(jax.grad(cloud.log_density), (x,), (probe,))[1]
+
+    return jax.vmap(one)(cloud.particles, probes)

@@ -1,0 +1,108 @@
+"""The metric H of the regulariser 1/2 |f|_H^2: how it multiplies and how it is inverted."""
+
+import abc
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from parvi.fields.frame import AbstractFrame
+
+
+class AbstractMetric(eqx.Module):
+    """A symmetric positive-definite H that acts on the last axis."""
+
+    @abc.abstractmethod
+    def apply(self, vectors: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """H v."""
+
+    @abc.abstractmethod
+    def solve(self, vectors: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """H^-1 v."""
+
+
+class IdentityMetric(AbstractMetric):
+    """H = I."""
+
+    def apply(self, vectors):
+        return vectors
+
+    def solve(self, vectors):
+        return vectors
+
+
+class DiagonalMetric(AbstractMetric):
+    """H = diag(h)."""
+
+    diagonal: Float[Array, " d"]
+
+    def apply(self, vectors):
+        return vectors * self.diagonal
+
+    def solve(self, vectors):
+        return vectors / self.diagonal
+
+
+class DenseMetric(AbstractMetric):
+    """H = V diag(h) V^T."""
+
+    values: Float[Array, " d"]
+    vectors: Float[Array, "d d"]
+
+    def apply(self, vectors):
+        return ((vectors @ self.vectors) * self.values) @ self.vectors.T
+
+    def solve(self, vectors):
+        return ((vectors @ self.vectors) / self.values) @ self.vectors.T
+
+
+class FramedMetric(AbstractMetric):
+    """H = L^-T M L^-1 for a metric M in the particles' frame."""
+
+    frame: AbstractFrame
+    inner: AbstractMetric
+
+    def apply(self, vectors):
+        # L^-T w is not an operation of the frame: it is the gradient of z -> w . L^-1 x.
+        inner = self.inner.apply(self.frame.shrink(vectors))
+        return inner @ self.frame.shrink(jnp.eye(vectors.shape[-1], dtype=vectors.dtype)).T
+
+    def solve(self, vectors):
+        return self.frame.stretch(self.inner.solve(self.frame.pull(vectors)))
+
+
+class KroneckerMetric(AbstractMetric):
+    """H = one block a parameter: A (x) B for a matrix, diag(h) for the rest."""
+
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    blocks: tuple[tuple[DenseMetric, DenseMetric] | DiagonalMetric, ...]
+
+    def apply(self, vectors):
+        return self._blockwise(vectors, "apply")
+
+    def solve(self, vectors):
+        return self._blockwise(vectors, "solve")
+
+    def _blockwise(self, vectors, action):
+        out = []
+        for part, block in zip(split_blocks(vectors, self.shapes), self.blocks, strict=True):
+            if isinstance(block, DiagonalMetric):
+                moved = getattr(block, action)(part.reshape(*part.shape[: vectors.ndim - 1], -1))
+            else:
+                left, right = block
+                moved = getattr(right, action)(part)
+                moved = jnp.swapaxes(getattr(left, action)(jnp.swapaxes(moved, -1, -2)), -1, -2)
+            out.append(moved.reshape(*vectors.shape[:-1], -1))
+        return jnp.concatenate(out, axis=-1)
+
+
+def split_blocks(vectors, shapes):
+    """The parts of flat vectors that belong to parameters of these shapes, in their shapes."""
+    parts, start = [], 0
+    for shape in shapes:
+        size = 1
+        for length in shape:
+            size *= length
+        parts.append(vectors[..., start : start + size].reshape(*vectors.shape[:-1], *shape))
+        start += size
+    return parts

@@ -1,0 +1,308 @@
+"""Solvers: how the objective is minimised over the function class."""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from parvi.fields.pfg.functions import AbstractFeatures, AbstractFunctions, Parameters
+from parvi.fields.pfg.metric import AbstractMetric
+from parvi.fields.pfg.objective import (
+    AbstractDivergence,
+    AbstractRegulariser,
+    Quadratic,
+    stein_objective,
+)
+
+
+class Problem(eqx.Module):
+    """One fit: minimise E[h(c s + f) - f . s - div f] over the function class."""
+
+    functions: AbstractFunctions
+    divergence: AbstractDivergence
+    regulariser: AbstractRegulariser
+    metric: AbstractMetric
+    base_shift: float
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"]
+
+    def subset(self, rows: Int[Array, " m"]) -> "Problem":
+        """The same problem on some of the particles."""
+        where = lambda p: (p.particles, p.scores)  # noqa: E731
+        return eqx.tree_at(where, self, (self.particles[rows], self.scores[rows]))
+
+    def loss(self, key: Key[Array, ""], parameters: Parameters) -> Float[Array, ""]:
+        """The empirical objective, up to terms that do not depend on the parameters."""
+        values, divergences = self.divergence(key, self.functions, parameters, self.particles)
+        penalties = self.regulariser.penalties(values + self.base_shift * self.scores, self.metric)
+        return stein_objective(values, divergences, penalties, self.scores)
+
+
+class AbstractSolver(eqx.Module):
+    """Minimises a ``Problem``, with a memory for warm starts."""
+
+    @abc.abstractmethod
+    def check(
+        self, functions: AbstractFunctions, regulariser: AbstractRegulariser, num: int, dim: int
+    ) -> None:
+        """Raise ``ValueError`` where this solver cannot solve such problems."""
+
+    @abc.abstractmethod
+    def init(self, parameters: Parameters) -> PyTree[Array]:
+        """What is remembered from one fit to the next."""
+
+    @abc.abstractmethod
+    def solve(
+        self, key: Key[Array, ""], problem: Problem, memory: PyTree[Array]
+    ) -> tuple[Parameters, Any, dict[str, Array]]:
+        """The fitted parameters, the new memory, and facts for the history."""
+
+
+class Ridge(AbstractSolver):
+    """The closed form for f = W psi: W = H^-1 B (G + ridge I)^-1, one Cholesky factorisation.
+
+    G = E[psi psi^T] and B = E[s psi^T + (grad psi)^T]. The flow rests where B = 0, whatever the
+    ridge. O(n k (k + d) + k^3) for k features.
+
+    Parameters
+    ----------
+    ridge
+        Absolute, in the units of G: standardise the particles (``Whitened``) to give it a
+        meaning. 0 needs more particles than features.
+    """
+
+    ridge: float = 0.0
+
+    def __check_init__(self):
+        if self.ridge < 0:
+            raise ValueError(f"ridge must not be negative, got {self.ridge}.")
+
+    def check(self, functions, regulariser, num, dim):
+        _check_closed_form(self, functions, regulariser)
+        if self.ridge == 0 and num <= functions.num_weights(dim):
+            raise ValueError(
+                f"Ridge(0) fits {functions.num_weights(dim)} features and needs more particles "
+                f"than that, got {num}; use more particles, fewer features or ridge > 0."
+            )
+
+    def init(self, parameters):
+        return parameters.frozen
+
+    def solve(self, key, problem, memory):
+        return Parameters(memory, _weights(problem, memory, self.ridge)), memory, {}
+
+
+class HeldOutRidge(AbstractSolver):
+    """``Ridge`` with the ridge chosen at every step by the objective on held-out particles.
+
+    One eigendecomposition of G serves every ridge; the chosen one is used on all particles.
+
+    Parameters
+    ----------
+    ridges
+        Candidates, in the units of G (see ``Ridge``).
+    holdout
+        Share of the particles that is held out.
+    """
+
+    ridges: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+    holdout: float = 0.25
+
+    def __check_init__(self):
+        if not self.ridges or min(self.ridges) <= 0:
+            raise ValueError(f"ridges must be positive, got {self.ridges}.")
+        _check_holdout(self.holdout)
+
+    def check(self, functions, regulariser, num, dim):
+        _check_closed_form(self, functions, regulariser)
+
+    def init(self, parameters):
+        return parameters.frozen
+
+    def solve(self, key, problem, memory):
+        train, held_out = _split(key, problem, self.holdout)
+        gram, target = _normal_equations(train, memory)
+        held_gram, held_target = _normal_equations(held_out, memory)
+        values, basis = jnp.linalg.eigh(gram)
+        values = jnp.maximum(values, 0.0)
+
+        # In the eigenbasis W = T D with D = 1/(values + ridge) diagonal, so that the held-out
+        # objective 1/2 tr(H W G' W^T) - tr(H W T'^T) is a small quadratic form in D.
+        rotated, held_rotated = target @ basis, held_target @ basis
+        weighted = problem.metric.apply(rotated.T)
+        quadratic = (weighted @ rotated) * (basis.T @ held_gram @ basis)
+        linear = jnp.sum(weighted * held_rotated.T, axis=1)
+
+        def objective(ridge):
+            inverse = 1 / (values + ridge)
+            return 0.5 * inverse @ quadratic @ inverse - linear @ inverse
+
+        ridges = jnp.asarray(self.ridges, gram.dtype)
+        ridge = ridges[jnp.argmin(jax.vmap(objective)(ridges))]
+
+        return Parameters(memory, _weights(problem, memory, ridge)), memory, {"ridge": ridge}
+
+
+class DescentMemory(NamedTuple):
+    """Where gradient descent stopped, for a warm start."""
+
+    parameters: Parameters
+    optimizer: PyTree[Array]
+    started: Array
+
+
+class GradientDescent(AbstractSolver):
+    """T' steps of any optax optimiser, from where the last fit ended (Algorithm 1).
+
+    Parameters
+    ----------
+    optimizer
+        Build it once: a new optax object is a new compilation.
+    num_steps
+        T', inner steps at each fit.
+    warm_up
+        Further inner steps at the first fit, before the particles move.
+    batch_size
+        Particles in each inner step, drawn afresh; None for all.
+    holdout
+        Share of the particles on which the objective is watched; the parameters that were best
+        there are returned. 0 watches nothing.
+    patience
+        With ``holdout``: inner steps without improvement after which the fit ends.
+    """
+
+    optimizer: optax.GradientTransformation
+    num_steps: int = 5
+    warm_up: int = 0
+    batch_size: int | None = None
+    holdout: float = 0.0
+    patience: int = 5
+
+    def __check_init__(self):
+        if self.num_steps < 1 or self.warm_up < 0:
+            raise ValueError(
+                f"num_steps must be at least 1 and warm_up at least 0, got {self.num_steps} "
+                f"and {self.warm_up}."
+            )
+        if self.holdout != 0.0:
+            _check_holdout(self.holdout)
+
+    def check(self, functions, regulariser, num, dim):
+        if self.batch_size is not None and not 1 <= self.batch_size <= num:
+            raise ValueError(
+                f"batch_size must be between 1 and the number of particles ({num}), "
+                f"got {self.batch_size}."
+            )
+
+    def init(self, parameters):
+        state = self.optimizer.init(parameters.trainable)
+        return DescentMemory(parameters, state, jnp.zeros((), bool))
+
+    def solve(self, key, problem, memory):
+        key_split, key_loop = jax.random.split(key)
+        num_steps = jnp.where(memory.started, self.num_steps, self.num_steps + self.warm_up)
+        if self.holdout > 0:
+            train, held_out = _split(key_split, problem, self.holdout)
+            trainable, optimizer, done = self._early_stopped(
+                key_loop, train, held_out, memory, num_steps
+            )
+            extra = {"inner_steps": done}
+        else:
+
+            def body(i, carry):
+                return self._descend(jax.random.fold_in(key_loop, i), problem, memory, *carry)
+
+            start = (memory.parameters.trainable, memory.optimizer)
+            trainable, optimizer = jax.lax.fori_loop(0, num_steps, body, start)
+            extra = {}
+        parameters = Parameters(memory.parameters.frozen, trainable)
+        return parameters, DescentMemory(parameters, optimizer, jnp.ones((), bool)), extra
+
+    def _descend(self, key, problem, memory, trainable, optimizer):
+        key_batch, key_loss = jax.random.split(key)
+        if self.batch_size is not None:
+            num = problem.particles.shape[0]
+            problem = problem.subset(jax.random.randint(key_batch, (self.batch_size,), 0, num))
+
+        def loss(weights):
+            return problem.loss(key_loss, Parameters(memory.parameters.frozen, weights))
+
+        updates, optimizer = self.optimizer.update(jax.grad(loss)(trainable), optimizer, trainable)
+        return optax.apply_updates(trainable, updates), optimizer
+
+    def _early_stopped(self, key, train, held_out, memory, num_steps):
+        frozen = memory.parameters.frozen
+        # The same probes at every inner step, so that scores on held-out particles compare.
+        key_held_out = jax.random.fold_in(key, 0)
+
+        def score(weights):
+            return held_out.loss(key_held_out, Parameters(frozen, weights))
+
+        def proceed(carry):
+            step, _, _, _, _, waited = carry
+            return (step < num_steps) & (waited < self.patience)
+
+        def body(carry):
+            step, trainable, optimizer, best, best_score, waited = carry
+            key_step = jax.random.fold_in(key, step + 1)
+            trainable, optimizer = self._descend(key_step, train, memory, trainable, optimizer)
+            new = score(trainable)
+            better = new < best_score
+            best = jax.tree_util.tree_map(lambda a, b: jnp.where(better, a, b), trainable, best)
+            waited = jnp.where(better, 0, waited + 1)
+            return step + 1, trainable, optimizer, best, jnp.minimum(new, best_score), waited
+
+        start = memory.parameters.trainable
+        carry = (jnp.zeros((), int), start, memory.optimizer, start, score(start), 0)
+        step, _, optimizer, best, _, _ = jax.lax.while_loop(proceed, body, carry)
+        return best, optimizer, step
+
+
+def _normal_equations(problem, frozen):
+    """G and T = H^-1 B - c E[s psi^T]: the objective is 1/2 tr(H W G W^T) - tr(H W T^T)."""
+    functions = problem.functions
+    assert isinstance(functions, AbstractFeatures)
+    moments = functions.moments(frozen, problem.particles)
+    num = problem.particles.shape[0]
+    gram = moments.features.T @ moments.features / num
+    score_features = problem.scores.T @ moments.features / num
+    target = problem.metric.solve((score_features + moments.mean_gradient.T).T).T
+    return gram, target - problem.base_shift * score_features
+
+
+def _weights(problem, frozen, ridge):
+    """W = T (G + ridge I)^-1."""
+    gram, target = _normal_equations(problem, frozen)
+    damped = gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(damped), target.T).T
+
+
+def _split(key, problem, holdout):
+    num = problem.particles.shape[0]
+    num_held_out = min(max(round(holdout * num), 1), num - 1) if num > 1 else 0
+    order = jax.random.permutation(key, num)
+    held_out = problem.subset(order[:num_held_out]) if num_held_out else problem
+    return problem.subset(order[num_held_out:]), held_out
+
+
+def _check_closed_form(solver, functions, regulariser):
+    name = type(solver).__name__
+    if not isinstance(functions, AbstractFeatures):
+        raise ValueError(
+            f"{name} solves for functions that are linear in their weights (Linear, "
+            f"RandomFeatures), got {type(functions).__name__}; use GradientDescent for it."
+        )
+    if not isinstance(regulariser, Quadratic):
+        raise ValueError(
+            f"{name} solves the quadratic objective only, got {type(regulariser).__name__}; use "
+            "GradientDescent for it."
+        )
+
+
+def _check_holdout(holdout):
+    if not 0 < holdout < 1:
+        raise ValueError(f"holdout must be between 0 and 1, got {holdout}.")

@@ -1,0 +1,133 @@
+"""Stein variational gradient descent (Liu & Wang 2016).
+
+    f(x) = E_y[ k(y, x) grad log p(y) + grad_y k(y, x) ]                        (Eq. 8)
+
+is the functional gradient of the KL with the RKHS norm as regulariser (Dong et al. 2023, Sec.
+3.2). Its KL rate is minus the squared kernel Stein discrepancy of the particles.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from parvi.fields.kernels import (
+    RBF,
+    AbstractKernel,
+    AbstractRadialKernel,
+    LinearKernel,
+    square_distances,
+)
+from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+
+# Points from which a blocked run takes its median: 130 000 pairs give it to about 0.5 %.
+_MEDIAN_POINTS = 512
+
+
+class SVGDVelocity(AbstractVelocity):
+    """The kernel average over the particles at which it was fitted."""
+
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"]
+    kernel: AbstractKernel
+
+    def __call__(self, x):
+        return self._with_divergences(x[None])[0][0]
+
+    def on(self, cloud):
+        return self._with_divergences(cloud.particles)[0]
+
+    def divergences(self, cloud):
+        return self._with_divergences(cloud.particles)[1]
+
+    def _with_divergences(self, points):
+        if isinstance(self.kernel, AbstractRadialKernel):
+            return _radial(self.kernel, self.particles, self.scores, points)
+        if isinstance(self.kernel, LinearKernel):
+            return _linear(self.kernel, self.particles, self.scores, points)
+        return _generic(self.kernel, self.particles, self.scores, points)
+
+
+class SVGD(AbstractField):
+    """The SVGD velocity. O(n^2 d) time; O(n^2) memory, or O(n b + n d) in blocks of b.
+
+    The linear kernel needs no n x n matrix: O(n d^2). A ``CallableKernel`` is differentiated by
+    JAX, at O(n^2 d) evaluations for its divergence.
+
+    Parameters
+    ----------
+    kernel
+        ``RBF`` (median bandwidth), ``IMQ``, ``LinearKernel`` or ``CallableKernel``.
+    block_size
+        Rows of the kernel matrix that exist at a time; None for all. In blocks the median is
+        taken over at most 512 particles.
+    """
+
+    kernel: AbstractKernel = RBF()
+    block_size: int | None = None
+
+    def __check_init__(self):
+        if self.block_size is not None and self.block_size < 1:
+            raise ValueError(f"block_size must be at least 1, got {self.block_size}.")
+
+    def init(self, key, particles):
+        return ()
+
+    def fit(self, key, cloud, memory):
+        kernel = self.kernel
+        if isinstance(kernel, AbstractRadialKernel):
+            max_points = None if self.block_size is None else _MEDIAN_POINTS
+            kernel = kernel.adapted(cloud.particles, max_points)
+        velocity = SVGDVelocity(cloud.particles, cloud.scores, kernel)
+        if self.block_size is None:
+            values, divergences = velocity._with_divergences(cloud.particles)
+        else:
+            values, divergences = _in_blocks(velocity, cloud.particles, self.block_size)
+        return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
+
+
+def _in_blocks(velocity, points, block_size):
+    """Values and divergences, one block of points after the other; the last one is padded."""
+    num, dim = points.shape
+    num_blocks = -(-num // block_size)
+    padded = jnp.pad(points, ((0, num_blocks * block_size - num), (0, 0)))
+    blocks = padded.reshape(num_blocks, block_size, dim)
+    values, divergences = jax.lax.map(velocity._with_divergences, blocks)
+    return values.reshape(-1, dim)[:num], divergences.reshape(-1)[:num]
+
+
+def _radial(kernel, particles, scores, points):
+    """For k = phi(r^2): grad_y k = 2 phi' (y - x), div_x grad_y k = -2 d phi' - 4 r^2 phi''."""
+    num, dim = particles.shape
+    square = square_distances(points, particles)
+    value, first, second = kernel.profile(square, dim)
+    total = jnp.sum(first, axis=1)
+    values = value @ scores + 2 * (first @ particles - points * total[:, None])
+
+    # div_x of k s(y) is -2 phi' (y - x) . s(y).
+    towards = jnp.sum(points * (first @ scores), axis=1)
+    along = first @ jnp.sum(particles * scores, axis=1)
+    curvature = jnp.sum(second * square, axis=1)
+    divergences = 2 * (towards - along) - 2 * dim * total - 4 * curvature
+    return values / num, divergences / num
+
+
+def _linear(kernel, particles, scores, points):
+    """f(x) = (E[s y^T] + I) K x + E[s]."""
+    dim = particles.shape[1]
+    slope = scores.T @ particles / particles.shape[0] + jnp.eye(dim, dtype=particles.dtype)
+    values = kernel.times(points) @ slope.T + jnp.mean(scores, axis=0)
+    divergence = jnp.trace(kernel.times(slope))
+    return values, jnp.full(points.shape[0], divergence)
+
+
+def _generic(kernel, particles, scores, points):
+    def velocity(x):
+        def one(y, score):
+            return kernel(y, x) * score + jax.grad(kernel, argnums=0)(y, x)
+
+        return jnp.mean(jax.vmap(one)(particles, scores), axis=0)
+
+    def both(x):
+        return velocity(x), jnp.trace(jax.jacfwd(velocity)(x))
+
+    return jax.vmap(both)(points)

@@ -1,0 +1,1 @@
+"""What comes out of a run, and how good it is."""

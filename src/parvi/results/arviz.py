@@ -1,0 +1,23 @@
+"""Particles as ArviZ ``InferenceData``."""
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+
+def inference_data(particles: PyTree, log_density: np.ndarray, facts: dict):
+    """One chain of n draws; the log density is ``lp`` of ``sample_stats``.
+
+    r_hat and effective sample sizes of such a chain mean nothing, and none is computed.
+    """
+    import arviz as az
+
+    paths, _ = jax.tree_util.tree_flatten_with_path(particles)
+    posterior = {
+        jax.tree_util.keystr(path, simple=True, separator=".") or "x": leaf[None]
+        for path, leaf in paths
+    }
+    attributes = {name: value for name, value in facts.items() if isinstance(value, str)}
+    data = az.from_dict(posterior=posterior, sample_stats={"lp": log_density[None]})
+    data.posterior.attrs.update(attributes, inference_library="parvi")
+    return data

@@ -1,0 +1,190 @@
+"""``Result``: the particles, how the run ended, and the way there."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from parvi.interface import AbstractSampler, Info
+from parvi.results import arviz, storage
+from parvi.status import Status
+from parvi.targets.target import AbstractTarget
+
+if TYPE_CHECKING:
+    import arviz as az
+    import pandas as pd
+
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class Timing(NamedTuple):
+    """Seconds in all, and those until the first step was done (mostly compilation)."""
+
+    seconds: float
+    compile_seconds: float
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Result:
+    """What a run gives back. All arrays are NumPy's, in the dtype of the run.
+
+    Attributes
+    ----------
+    particles
+        In the structure and on the scale of ``init``, with leading axis n.
+    status
+        How the run ended.
+    history
+        Per-step arrays: ``kl_rate`` (dKL/dt), ``stein_ratio``, ``step_size``, ``accepted`` and
+        what the sampler adds.
+    log_density
+        At each particle, on the scale of ``init`` (without the Jacobian of constraints).
+    names
+        One for every number of a particle.
+    sampler, key
+        Its settings in words, and the seed, for the record.
+    timing
+        Seconds.
+    """
+
+    particles: PyTree[np.ndarray]
+    status: Status
+    history: dict[str, np.ndarray]
+    log_density: Float[np.ndarray, " n"]
+    names: list[str]
+    sampler: str
+    key: str
+    timing: Timing
+
+    @classmethod
+    def build(
+        cls,
+        target: AbstractTarget,
+        flat: Any,
+        status: Status,
+        infos: list[Info],
+        sampler: AbstractSampler,
+        key: Any,
+        timing: Timing,
+    ) -> "Result":
+        """From what the loop left behind."""
+        layout, full = target.layout, target.full()
+        assert layout is not None
+
+        @jax.jit
+        def outside(x):
+            return layout.constrain(x), full(x) - layout.log_jacobian(x)
+
+        # One particle at a time would be slow and all at once large: the data may be many rows.
+        particles, log_density = jax.lax.map(outside, flat, batch_size=min(256, len(flat)))
+        return cls(
+            particles=jax.tree_util.tree_map(np.asarray, particles),
+            status=status,
+            history=_history(infos),
+            log_density=np.asarray(log_density, flat.dtype),
+            names=layout.scalar_names(),
+            sampler=repr(sampler),
+            key=str(key),
+            timing=timing,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were done."""
+        return len(self.history["kl_rate"]) if self.history else 0
+
+    @property
+    def num_particles(self) -> int:
+        """n."""
+        return len(self.log_density)
+
+    def matrix(self) -> Float[np.ndarray, "n k"]:
+        """The particles as one array, a column for every name."""
+        leaves = jax.tree_util.tree_leaves(self.particles)
+        return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+
+    def summary(self) -> "pd.DataFrame":
+        """Mean, standard deviation and quantiles of every parameter.
+
+        No r_hat and no effective sample size: they are made for chains and mean nothing here.
+        """
+        import pandas as pd
+
+        matrix = self.matrix()
+        table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
+        for quantile in _QUANTILES:
+            table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
+        return pd.DataFrame(table, index=self.names)
+
+    def to_arviz(self) -> "az.InferenceData":
+        """An ArviZ ``InferenceData``: one chain of n draws, log density in ``sample_stats``."""
+        return arviz.inference_data(self.particles, self.log_density, self._facts())
+
+    def save(self, path: Any) -> None:
+        """Write to one file (NumPy's npz, no pickle); an existing one is replaced as a whole."""
+        arrays = {f"history/{name}": column for name, column in self.history.items()}
+        arrays["log_density"] = self.log_density
+        storage.write(path, self.particles, arrays, self._facts() | {"names": self.names})
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "status": self.status.name,
+            "sampler": self.sampler,
+            "key": self.key,
+            "seconds": self.timing.seconds,
+            "compile_seconds": self.timing.compile_seconds,
+        }
+
+    def __repr__(self) -> str:
+        last = f", KL rate {self.history['kl_rate'][-1]:.2e}" if self.num_steps else ""
+        return (
+            f"<parvi.Result: {self.num_particles} particles of {len(self.names)} numbers, "
+            f"{self.status.name} after {self.num_steps} steps{last}, "
+            f"{self.timing.seconds:.1f} s ({self.timing.compile_seconds:.1f} s compiling)>"
+        )
+
+
+def load(path: Any, like: PyTree | None = None) -> Result:
+    """Read a result that ``Result.save`` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    like
+        A particle of the wanted structure; needed only where it is not made of dicts, lists and
+        tuples.
+    """
+    particles, arrays, facts = storage.read(path, like)
+    try:
+        status = Status[facts["status"]]
+    except KeyError as error:
+        known = ", ".join(status.name for status in Status)
+        raise ValueError(
+            f"{path} has the unknown status {facts.get('status')!r}; this version of parvi knows "
+            f"{known}. It was written by a newer version or changed by hand: update parvi, or "
+            "read the arrays with numpy.load."
+        ) from error
+    prefix = "history/"
+    return Result(
+        particles=particles,
+        status=status,
+        history={n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)},
+        log_density=arrays["log_density"],
+        names=facts["names"],
+        sampler=facts["sampler"],
+        key=facts["key"],
+        timing=Timing(facts["seconds"], facts["compile_seconds"]),
+    )
+
+
+def _history(infos: list[Info]) -> dict[str, np.ndarray]:
+    if not infos:
+        return {}
+    stacked = jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *infos)
+    columns = {name: getattr(stacked, name) for name in Info._fields}
+    extra = columns.pop("extra")
+    del columns["status"]
+    return columns | extra

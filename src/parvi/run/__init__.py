@@ -1,0 +1,1 @@
+"""The compiled loop and what happens between its chunks."""

@@ -1,0 +1,105 @@
+"""The compiled loop: one jitted loop per chunk, no Python inside.
+
+Each step's keys are ``fold_in(key, step)`` and the end of a chunk is data, not shape: however a
+run is cut into chunks, it is one program and gives the same bits.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, State
+from parvi.status import Status
+from parvi.targets.target import AbstractTarget
+
+
+class Run(NamedTuple):
+    """The carry of the loop: what a checkpoint has to hold."""
+
+    state: State
+    status: Int[Array, ""]
+    rule: PyTree[Array]
+    settled: Bool[Array, ""]
+    bound: Float[Array, ""]
+
+
+@eqx.filter_jit
+def start(
+    key: Key[Array, ""],
+    particles: Float[Array, "n d"],
+    sampler: AbstractSampler,
+    target: AbstractTarget,
+    rule: AbstractStoppingRule,
+) -> Run:
+    """The carry before the first step."""
+    # The first step is 0 and every stream is folded by its number: the start takes the last.
+    last = jnp.iinfo(jnp.uint32).max
+    key_sampler, key_target = jax.random.split(jax.random.fold_in(key, last))
+    state = sampler.init(key_sampler, particles, target.at(key_target))
+    largest = jnp.maximum(jnp.max(jnp.abs(particles)), 1.0)
+    return Run(
+        state,
+        jnp.asarray(Status.RUNNING, jnp.int32),
+        rule.init(particles),
+        jnp.zeros((), bool),
+        largest / jnp.finfo(particles.dtype).eps,
+    )
+
+
+@eqx.filter_jit
+def advance(
+    key: Key[Array, ""],
+    run: Run,
+    sampler: AbstractSampler,
+    target: AbstractTarget,
+    rule: AbstractStoppingRule,
+    until: Int[Array, ""] | np.int32,
+    stops: Bool[Array, ""] | np.bool_,
+    capacity: int,
+) -> tuple[Run, Info]:
+    """Step until number ``until``, the stopping rule or a failure; at most ``capacity`` steps.
+
+    Returns the new carry and ``capacity`` infos, of which the first ones (as many as steps were
+    done) are filled. ``stops`` says whether the stopping rule may end the run.
+    """
+
+    def one(state: State) -> tuple[State, Info]:
+        key_sampler, key_target = jax.random.split(jax.random.fold_in(key, state.step))
+        return sampler.step(key_sampler, state, target.at(key_target))
+
+    shapes = jax.eval_shape(lambda state: one(state)[1], run.state)
+    infos = jax.tree_util.tree_map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
+
+    def proceed(carry: tuple[Run, Any, Any]):
+        run, _, done = carry
+        return (run.status == Status.RUNNING) & (run.state.step < until) & (done < capacity)
+
+    def body(carry):
+        run, infos, done = carry
+        state, info = one(run.state)
+        run = _judged(run, state, info, rule, stops)
+        infos = jax.tree_util.tree_map(lambda all_, new: all_.at[done].set(new), infos, info)
+        return run, infos, done + 1
+
+    run, infos, _ = jax.lax.while_loop(proceed, body, (run, infos, jnp.zeros((), jnp.int32)))
+    return run, infos
+
+
+def _judged(run: Run, state: State, info: Info, rule, stops) -> Run:
+    """The new carry: the old particles where the new ones are not finite, and the status."""
+    finite = jnp.all(jnp.isfinite(state.particles))
+    within = jnp.max(jnp.abs(state.particles)) <= run.bound
+    settled, memory = rule.update(info, run.rule)
+    status = jnp.select(
+        [~finite, info.status != Status.RUNNING, ~within, settled & stops],
+        [Status.NONFINITE, info.status, Status.DIVERGED, Status.CONVERGED],
+        Status.RUNNING,
+    )
+    kept = jax.tree_util.tree_map(lambda new, old: jnp.where(finite, new, old), state, run.state)
+    # The step is counted also where its particles are thrown away: it is in the history.
+    kept = kept._replace(step=state.step)
+    return Run(kept, status.astype(jnp.int32), memory, settled, run.bound)

@@ -1,0 +1,163 @@
+"""The border of ``sample``: what the user gave, made into flat particles of one dtype."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from parvi.targets.flatten import Layout
+from parvi.targets.target import AbstractTarget, Target
+
+DEFAULT_NUM_PARTICLES = 512
+
+
+def as_target(log_density: Callable | AbstractTarget) -> AbstractTarget:
+    """The target that the user means."""
+    return log_density if isinstance(log_density, AbstractTarget) else Target(log_density)
+
+
+def as_key(key: Any) -> Key[Array, ""]:
+    """A JAX key from an int, a typed key or an old-style one."""
+    if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        if key.shape == ():
+            return key
+    elif getattr(key, "dtype", None) == np.uint32 and getattr(key, "shape", None) == (2,):
+        return jax.random.wrap_key_data(jnp.asarray(key))
+    raise ValueError(f"key must be an int or one JAX key, got {key!r}.")
+
+
+def initial_values(
+    key: Key[Array, ""], init: Any, num_particles: int | None, target: AbstractTarget
+) -> PyTree:
+    """The particles in the user's structure, or None where the target draws them itself."""
+    if init is None:
+        if target.layout is None:
+            raise ValueError(
+                "init was left out, but the target does not know its shape. Give init=, an array "
+                "of shape (n, d) or a pytree of arrays with leading axis n, or declare the shape "
+                "with parvi.Target(log_density, like=one_particle)."
+            )
+        return None
+    if callable(init):
+        return init(key, DEFAULT_NUM_PARTICLES if num_particles is None else num_particles)
+    if num_particles is not None:
+        num = _leading(init)
+        if num != num_particles:
+            raise ValueError(
+                f"num_particles={num_particles}, but init holds {num} particles; leave "
+                "num_particles out, or make init a function init(key, n)."
+            )
+    return init
+
+
+def dtype_of(values: PyTree) -> np.dtype:
+    """The one floating dtype of all leaves: NumPy's float64 means float64, whatever JAX's flag."""
+    if values is None:
+        return np.dtype(jnp.zeros(()).dtype)
+    leaves = jax.tree_util.tree_leaves(values)
+    dtypes = {
+        np.asarray(leaf).dtype if not hasattr(leaf, "dtype") else leaf.dtype for leaf in leaves
+    }
+    dtypes = {np.dtype(dtype) for dtype in dtypes}
+    wrong = [dtype for dtype in dtypes if dtype not in (np.float32, np.float64)]
+    if wrong:
+        raise ValueError(
+            f"init has dtype {wrong[0]}, but particles move by real steps: expected float32 or "
+            "float64. Convert it, for instance init.astype(float)."
+        )
+    if len(dtypes) > 1:
+        raise ValueError(
+            f"init mixes {sorted(str(d) for d in dtypes)}: a run has one dtype. Convert all "
+            "leaves to float32 or all to float64."
+        )
+    return dtypes.pop()
+
+
+def flat_particles(
+    key: Key[Array, ""],
+    values: PyTree,
+    num_particles: int | None,
+    target: AbstractTarget,
+    dtype: np.dtype,
+) -> tuple[AbstractTarget, Float[Array, "n d"]]:
+    """The target with its layout, and the particles flat and unconstrained."""
+    if values is None:
+        assert target.layout is not None
+        num = DEFAULT_NUM_PARTICLES if num_particles is None else num_particles
+        _check_count(num)
+        return target, jax.random.normal(key, (num, target.layout.dim), dtype)
+    _check_count(_leading(values))
+    like = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], dtype), values)
+    given = target.layout
+    if given is not None:
+        _check_layout(given, Layout.of(like))
+    target = target.laid_out(like)
+    layout = target.layout
+    assert layout is not None
+    values = jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf, dtype), values)
+    particles = jax.vmap(layout.unconstrain)(values)
+    _check_support(layout, particles, values)
+    return target, particles
+
+
+def _leading(values) -> int:
+    leaves = jax.tree_util.tree_leaves(values)
+    shapes = [np.shape(leaf) for leaf in leaves]
+    if not shapes:
+        raise ValueError("init is an empty pytree; give an array of shape (n, d).")
+    if any(not shape for shape in shapes):
+        raise ValueError(
+            "init holds a number without axes; every array of init needs a leading axis that "
+            "counts the particles, for instance shape (n, d)."
+        )
+    lengths = sorted({shape[0] for shape in shapes})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"The arrays of init have different numbers of particles, {lengths}, in their shapes "
+            f"{shapes}; their leading axes must all be n."
+        )
+    if len(shapes) == 1 and isinstance(values, (np.ndarray, jax.Array)) and len(shapes[0]) == 1:
+        raise ValueError(
+            f"init has shape {shapes[0]}, which could be n particles in one dimension or one "
+            "particle; give shape (n, d), for instance init[:, None] or init[None, :]."
+        )
+    return lengths[0]
+
+
+def _check_count(num):
+    if num < 2:
+        raise ValueError(
+            f"Got {num} particle(s), but a set of particles needs at least 2 to have a spread; "
+            "give init with a leading axis of n >= 2, or num_particles=n (512 is the default)."
+        )
+
+
+def _check_layout(given, found):
+    if (given.treedef, given.shapes) != (found.treedef, found.shapes):
+        raise ValueError(
+            f"init holds particles of shapes {dict(zip(found.paths, found.shapes, strict=True))}, "
+            f"but the target was declared with {dict(zip(given.paths, given.shapes, strict=True))};"
+            " give init the target's structure, with a leading axis n."
+        )
+
+
+def _check_support(layout, particles, values):
+    bad = ~np.isfinite(np.asarray(particles)).all(axis=1)
+    if not bad.any():
+        return
+    for path, constraint, leaf in zip(
+        layout.paths, layout.constraints, jax.tree_util.tree_leaves(values), strict=True
+    ):
+        free = jax.vmap(constraint.unconstrain)(leaf)
+        outside = ~np.isfinite(np.asarray(free)).reshape(len(leaf), -1).all(axis=1)
+        if outside.any():
+            raise ValueError(
+                f"init is outside the support of {path or 'the parameter'} at {outside.sum()} of "
+                f"{len(leaf)} particles: expected {constraint.describe()}; first bad particle: "
+                f"{int(np.flatnonzero(outside)[0])}."
+            )

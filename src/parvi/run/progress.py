@@ -1,0 +1,53 @@
+"""A progress bar where there is a terminal, and silence elsewhere."""
+
+import sys
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Bar:
+    """Steps done, the KL rate and the steps per second; prints nothing where not wanted."""
+
+    def __init__(self, num_steps: int, wanted: bool | None, description: str = "sampling"):
+        self._num_steps = num_steps
+        self._description = description
+        shown = sys.stderr.isatty() if wanted is None else wanted
+        self._progress = self._build() if shown else None
+
+    def _build(self) -> Progress:
+        from rich.console import Console
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        return Progress(*columns, console=Console(stderr=True))
+
+    def __enter__(self) -> "Bar":
+        if self._progress is not None:
+            self._progress.start()
+            self._task = self._progress.add_task(
+                self._description, total=self._num_steps, facts="compiling"
+            )
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, step: int, kl_rate: float, steps_per_second: float) -> None:
+        """Show how far the run is."""
+        if self._progress is not None:
+            facts = f"KL rate {kl_rate:.2e}  {steps_per_second:,.0f} steps/s"
+            self._progress.update(self._task, completed=step, facts=facts)

@@ -1,0 +1,184 @@
+"""``sample``: the loop over chunks, between which everything that is not arithmetic happens."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from parvi.interface import AbstractSampler, Info
+from parvi.results.result import Result, Timing
+from parvi.run.advance import Run, advance, start
+from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
+from parvi.run.progress import Bar
+from parvi.run.threads import single_blas_thread
+from parvi.samplers.ready import pfg
+from parvi.status import SamplingError, SamplingInterrupted, Status
+from parvi.targets.target import AbstractTarget
+
+# Steps of one compiled call at the most, and how long one should take: often enough for the bar
+# and for Ctrl-C, seldom enough that dispatch costs nothing.
+_CAPACITY = 128
+_SECONDS_PER_CHUNK = 0.25
+
+
+def sample(
+    log_density: Callable | AbstractTarget,
+    init: PyTree | Callable | None = None,
+    key: Any = 0,
+    num_particles: int | None = None,
+    sampler: AbstractSampler | None = None,
+    num_steps: int | None = None,
+    progress: bool | None = None,
+    checkpoint: Any = None,
+    mesh: Any = None,
+    throw: bool = True,
+) -> Result:
+    """Move particles until they are a sample of a density known up to a constant.
+
+    Parameters
+    ----------
+    log_density
+        Of one particle (an array or any pytree) to a scalar; or a ``Target``.
+    init
+        The first particles: an ``(n, d)`` array, a pytree of arrays with leading axis n, or
+        ``init(key, n)``. None where the target knows its shape: N(0, I), unconstrained. Its dtype
+        is the run's: a NumPy float64 array runs in float64 whatever JAX's flag says.
+    key
+        An int or a JAX key. The same key gives the same bits.
+    num_particles
+        Where ``init`` is a function or None; 512 unless given.
+    sampler
+        ``parvi.pfg()`` unless given.
+    num_steps
+        Exactly so many. None: until the sampler's stopping rule says so.
+    progress
+        A bar on standard error. None: where that is a terminal.
+    checkpoint, mesh
+        Reserved; not there yet, and refused.
+    throw
+        Whether a failed run raises ``SamplingError`` (with the result in it) or comes back with
+        its status. An interrupted run raises ``SamplingInterrupted``, a ``KeyboardInterrupt``.
+
+    Returns
+    -------
+    Result
+        The particles, how the run ended and its history.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np, parvi
+    >>> start = np.random.default_rng(0).normal(size=(200, 3))
+    >>> result = parvi.sample(lambda x: -0.5 * jnp.sum(x**2 / jnp.array([1.0, 4.0, 9.0])), start)
+    >>> bool(np.allclose(result.particles.std(axis=0), [1, 2, 3], rtol=1e-2))
+    True
+    """
+    for name, value in {"checkpoint": checkpoint, "mesh": mesh}.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}= is reserved and does nothing yet: got {value!r}, expected None; leave "
+                "it out."
+            )
+    if num_steps is not None and (not isinstance(num_steps, (int, np.integer)) or num_steps < 0):
+        raise ValueError(f"num_steps must be None or an int of at least 0, got {num_steps!r}.")
+    sampler = pfg() if sampler is None else sampler
+    if not isinstance(sampler, AbstractSampler):
+        raise ValueError(
+            f"sampler must be a sampler such as parvi.pfg(), got {sampler!r}; note the brackets."
+        )
+    target = as_target(log_density)
+    key_init, key_check, key_run = jax.random.split(as_key(key), 3)
+    values = initial_values(key_init, init, num_particles, target)
+    dtype = dtype_of(values)
+
+    began = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(single_blas_thread())
+        if dtype == np.float64:
+            stack.enter_context(jax.enable_x64(True))
+        target, particles = flat_particles(key_init, values, num_particles, target, dtype)
+        target.check(particles, key_check)
+        limit = sampler.max_steps if num_steps is None else int(num_steps)
+        bar = stack.enter_context(Bar(limit, progress))
+        stops = np.bool_(num_steps is None)
+        outcome = _drive(key_run, particles, sampler, target, limit, stops, bar)
+        return _finish(outcome, sampler, target, key, time.perf_counter() - began, throw)
+
+
+class _Outcome:
+    """What the loop leaves behind, also where it was interrupted."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.infos: list[Info] = []
+        self.interrupted = False
+        self.compile_seconds = 0.0
+
+
+def _drive(key, particles, sampler, target, limit, stops, bar) -> _Outcome:
+    rule = sampler.stopping_rule
+    before = time.perf_counter()
+    outcome = _Outcome(jax.block_until_ready(start(key, particles, sampler, target, rule)))
+    outcome.compile_seconds = time.perf_counter() - before
+    done, chunk = 0, 1
+    try:
+        while done < limit and int(outcome.run.status) == Status.RUNNING:
+            # As arrays: a Python number would be part of the compiled program.
+            until = np.int32(min(done + chunk, limit))
+            before = time.perf_counter()
+            run, infos = jax.block_until_ready(
+                advance(key, outcome.run, sampler, target, rule, until, stops, _CAPACITY)
+            )
+            seconds = time.perf_counter() - before
+            outcome.run, steps = run, int(run.state.step) - done
+            outcome.infos.append(_first(infos, steps))
+            bar.update(done + steps, float(infos.kl_rate[steps - 1]), steps / seconds)
+            if done == 0:
+                # The first call compiles: its seconds say nothing of a step's.
+                outcome.compile_seconds += seconds
+            else:
+                chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, _CAPACITY))
+            done += steps
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+    return outcome
+
+
+def _first(infos: Info, steps: int) -> Info:
+    return jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], infos)
+
+
+def _finish(outcome, sampler, target, key, seconds, throw) -> Result:
+    run = outcome.run
+    status = Status(int(run.status))
+    if outcome.interrupted:
+        status = Status.INTERRUPTED
+    elif status == Status.RUNNING:
+        status = Status.CONVERGED if bool(run.settled) else Status.MAX_STEPS
+    result = Result.build(
+        target=target,
+        flat=run.state.particles,
+        status=status,
+        infos=outcome.infos,
+        sampler=sampler,
+        key=key,
+        timing=Timing(seconds, outcome.compile_seconds),
+    )
+    if throw and outcome.interrupted:
+        raise SamplingInterrupted(
+            f"{status.message} The particles after {result.num_steps} steps are in the .result of "
+            "this exception.",
+            result,
+        )
+    if throw and status.failed:
+        raise SamplingError(
+            f"{status.name}: {status.message} It happened at step {result.num_steps}; the last "
+            "good particles and the history are in the .result of this exception. Try a shorter "
+            "step or the default sampler, start closer to the target, or look at the log density "
+            "there; throw=False returns the result instead of raising.",
+            result,
+        )
+    return result

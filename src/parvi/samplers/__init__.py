@@ -1,0 +1,1 @@
+"""WHO moves the particles."""

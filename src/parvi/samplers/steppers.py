@@ -1,0 +1,224 @@
+"""Steppers: how far the particles move along a fitted velocity, and whether the move is kept.
+
+A stepper proposes a displacement; the sampler evaluates log density and scores there, once; the
+stepper judges. A rejected move leaves the particles and their scores as they were, and the next
+step tries a shorter one.
+"""
+
+import abc
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from parvi.interface import Cloud, Fit, kl_rate
+
+
+class Proposal(NamedTuple):
+    """A displacement of every particle, and the step size behind it."""
+
+    displacement: Float[Array, "n d"]
+    step_size: Float[Array, ""]
+
+
+class Verdict(NamedTuple):
+    """Whether a move is kept, and whether the stepper has nothing left to try."""
+
+    accepted: Bool[Array, ""]
+    exhausted: Bool[Array, ""]
+
+
+class AbstractStepper(eqx.Module):
+    """Turns a fitted velocity into a displacement."""
+
+    @abc.abstractmethod
+    def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
+        """What is remembered from one step to the next."""
+
+    @abc.abstractmethod
+    def propose(
+        self, step: Int[Array, ""], cloud: Cloud, fit: Fit, memory: PyTree[Array]
+    ) -> tuple[Proposal, Any]:
+        """A displacement for this step."""
+
+    def judge(
+        self, before: Cloud, after: Cloud, fit: Fit, memory: PyTree[Array]
+    ) -> tuple[Verdict, Any]:
+        """Whether the move is kept; only finite ones unless overridden."""
+        return Verdict(after.finite, ~after.finite), memory
+
+
+class Constant(AbstractStepper):
+    """x <- x + eta f(x)."""
+
+    step_size: float = 0.1
+
+    def init(self, particles):
+        return ()
+
+    def propose(self, step, cloud, fit, memory):
+        return _along(fit, self.step_size), memory
+
+
+class Decaying(AbstractStepper):
+    """eta_t = eta (1 + t / horizon)^-power."""
+
+    step_size: float = 0.1
+    horizon: float = 100.0
+    power: float = 0.5
+
+    def init(self, particles):
+        return ()
+
+    def propose(self, step, cloud, fit, memory):
+        time = step.astype(fit.values.dtype) / self.horizon
+        return _along(fit, self.step_size * (1 + time) ** -self.power), memory
+
+
+class Curvature(AbstractStepper):
+    """eta = factor / |H^-1 E[grad^2 log p]|, the largest curvature seen through the metric.
+
+    The remark after Theorem 1 of Dong et al. 2023. The largest eigenvalue is followed by one
+    power iteration a step (``warm_up`` of them at the first), each a Hessian-vector product
+    averaged over the particles: about two gradient evaluations.
+
+    Parameters
+    ----------
+    factor
+        Share of the bound; 1/2 is what the paper's analysis of the discrete case uses.
+    max_step
+        Upper limit, for nearly flat densities.
+    warm_up
+        Power iterations before the first move.
+    """
+
+    factor: float = 0.5
+    max_step: float = 1.0
+    warm_up: int = 20
+
+    def init(self, particles):
+        dim, dtype = particles.shape[1], particles.dtype
+        # Not a symmetric start: all entries equal could be orthogonal to the top eigenvector.
+        start = jnp.cos(jnp.arange(dim, dtype=dtype)) + 0.1
+        return start / jnp.linalg.norm(start), jnp.zeros((), bool)
+
+    def propose(self, step, cloud, fit, memory):
+        direction, started = memory
+
+        def iterate(_, carry):
+            vector, _ = carry
+            image = fit.velocity.precondition(cloud.mean_hessian_product(vector))
+            norm = jnp.linalg.norm(image)
+            return jnp.where(norm > 0, image / norm, vector), norm
+
+        num = jnp.where(started, 1, self.warm_up)
+        zero = jnp.zeros((), direction.dtype)
+        direction, norm = jax.lax.fori_loop(0, num, iterate, (direction, zero))
+        step_size = jnp.minimum(self.factor / norm, self.max_step)
+        return _along(fit, step_size), (direction, jnp.ones((), bool))
+
+
+class Optax(AbstractStepper):
+    """Any optax transformation, with minus the velocity as its gradient.
+
+    Parameters
+    ----------
+    transformation
+        For instance ``optax.adam(0.1)``. Build it once: a new object is a new compilation.
+    """
+
+    transformation: optax.GradientTransformation
+
+    def init(self, particles):
+        return self.transformation.init(particles)
+
+    def propose(self, step, cloud, fit, memory):
+        updates, memory = self.transformation.update(-fit.values, memory, cloud.particles)
+        scale = jnp.linalg.norm(fit.values)
+        size = jnp.linalg.norm(updates) / jnp.where(scale > 0, scale, 1.0)
+        return Proposal(updates, size), memory
+
+
+class TrustRegion(AbstractStepper):
+    """Any stepper, its displacement shortened to a radius in units of the particles' spread.
+
+    The length of a displacement is the largest, over the coordinates, of its root mean square
+    over the particles, in standard deviations of that coordinate. All particles are shortened by
+    one factor, so that an affine move stays affine.
+
+    Parameters
+    ----------
+    stepper
+        Whose moves are shortened.
+    radius
+        In standard deviations of the particles.
+    """
+
+    stepper: AbstractStepper
+    radius: float = 1.0
+
+    def init(self, particles):
+        return self.stepper.init(particles)
+
+    def propose(self, step, cloud, fit, memory):
+        proposal, memory = self.stepper.propose(step, cloud, fit, memory)
+        spread = jnp.std(cloud.particles, axis=0)
+        root_mean_square = jnp.sqrt(jnp.mean(proposal.displacement**2, axis=0))
+        # Particles that coincide have no spread to measure by: they move freely.
+        length = jnp.max(jnp.where(spread > 0, root_mean_square / spread, 0.0))
+        factor = jnp.minimum(1.0, self.radius / jnp.where(length > 0, length, 1.0))
+        return Proposal(factor * proposal.displacement, factor * proposal.step_size), memory
+
+    def judge(self, before, after, fit, memory):
+        return self.stepper.judge(before, after, fit, memory)
+
+
+class LineSearch(AbstractStepper):
+    """A step that grows while the fitted velocity still descends where it leads.
+
+    At the proposed particles the KL rate along the same velocity f, -E[f . s + div f], must not
+    exceed ``slack`` times minus the old rate: for a quadratic KL the step is then at most
+    1 + slack times the minimiser along f, and the KL decreases. A kept move multiplies the step
+    by ``grow``, a rejected one, or one to non-finite densities, by ``shrink``.
+
+    Parameters
+    ----------
+    step_size
+        The first one.
+    max_step, min_step
+        Limits; below the lower one the run has stalled.
+    grow, shrink, slack
+        As above.
+    """
+
+    step_size: float = 0.5
+    max_step: float = 0.5
+    min_step: float = 1e-8
+    grow: float = 1.2
+    shrink: float = 0.5
+    slack: float = 0.5
+
+    def init(self, particles):
+        return jnp.asarray(self.step_size, particles.dtype)
+
+    def propose(self, step, cloud, fit, memory):
+        return _along(fit, memory), memory
+
+    def judge(self, before, after, fit, memory):
+        divergences = fit.velocity.divergences(after)
+        rate = kl_rate(fit.velocity.on(after), divergences, after.scores)
+        accepted = after.finite & (rate <= self.slack * jnp.abs(fit.kl_rate))
+        # A rate at the level of rounding says nothing: at rest every finite move is kept.
+        resolution = 8 * jnp.finfo(memory.dtype).eps * before.particles.shape[1]
+        accepted = accepted | (after.finite & (jnp.abs(fit.kl_rate) <= resolution))
+        longer = jnp.minimum(memory * self.grow, self.max_step)
+        step_size = jnp.where(accepted, longer, memory * self.shrink)
+        return Verdict(accepted, step_size < self.min_step), step_size
+
+
+def _along(fit, step_size):
+    step_size = jnp.asarray(step_size, fit.values.dtype)
+    return Proposal(step_size * fit.values, step_size)

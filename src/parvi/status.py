@@ -1,0 +1,52 @@
+"""How a run ended: data carried through the compiled loop, put into words only on the host."""
+
+import enum
+
+
+class Status(enum.IntEnum):
+    """How a run ended."""
+
+    RUNNING = 0
+    CONVERGED = 1
+    MAX_STEPS = 2
+    NONFINITE = 3
+    DIVERGED = 4
+    STALLED = 5
+    INTERRUPTED = 6
+
+    @property
+    def failed(self) -> bool:
+        """Whether the particles should not be used as a sample."""
+        return self in (Status.NONFINITE, Status.DIVERGED, Status.STALLED)
+
+    @property
+    def message(self) -> str:
+        """One sentence for a human."""
+        return _MESSAGES[self]
+
+
+_MESSAGES = {
+    Status.RUNNING: "The run has not ended.",
+    Status.CONVERGED: "The stopping rule was satisfied.",
+    Status.MAX_STEPS: "All steps were done; the stopping rule was not satisfied.",
+    Status.NONFINITE: "The log density or its gradient became NaN or infinite at a proposed move.",
+    Status.DIVERGED: "The particles ran away, further than their dtype can resolve.",
+    Status.STALLED: "No move was accepted, however short.",
+    Status.INTERRUPTED: "The run was interrupted.",
+}
+
+
+class SamplingError(RuntimeError):
+    """A run failed; the particles reached before the failure are in ``result``."""
+
+    def __init__(self, message: str, result):
+        super().__init__(message)
+        self.result = result
+
+
+class SamplingInterrupted(KeyboardInterrupt):
+    """A run was interrupted; the particles reached so far are in ``result``."""
+
+    def __init__(self, message: str, result):
+        super().__init__(message)
+        self.result = result

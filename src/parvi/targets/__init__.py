@@ -1,0 +1,3 @@
+"""WHAT is sampled: log densities, constraints, mini-batches, and targets with exact moments."""
+
+from parvi.targets.gaussian import gaussian as gaussian

@@ -1,0 +1,99 @@
+"""What is wrong with a log density, in one sentence, before a long run begins."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from parvi.interface import Cloud, LogDensity
+
+_NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
+
+def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -> None:
+    """Raise ``ValueError`` where the log density cannot be sampled from these particles.
+
+    Looked for, in this order: it cannot be traced by JAX, does not return one real number, cannot
+    be differentiated, is not finite at some particle, has a gradient that is not finite, or one
+    that is zero everywhere while its values differ.
+    """
+    one = jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype)
+    try:
+        out = jax.eval_shape(log_density, one)
+    except _NOT_TRACEABLE as error:
+        raise ValueError(
+            "The log density cannot be traced by JAX: it needs the values of its argument, by "
+            "NumPy, float(), an if or a while on them. Write it with jax.numpy, jnp.where and "
+            f"jax.lax. JAX says: {_first_line(error)}"
+        ) from error
+    _check_scalar(out)
+    try:
+        jax.eval_shape(jax.grad(log_density), one)
+    except Exception as error:
+        raise ValueError(
+            "The log density cannot be differentiated by JAX (a callback, a while_loop or an "
+            "operation without a derivative); give its gradient with parvi.Target(log_density, "
+            f"score=...). JAX says: {_first_line(error)}"
+        ) from error
+
+    values, scores = map(np.asarray, _evaluate(log_density, particles))
+    num = len(values)
+    bad = ~np.isfinite(values)
+    if bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"The log density is not finite at {bad.sum()} of the {num} initial particles "
+            f"(particle {first}: {values[first]}): start where the density is positive and finite, "
+            "or declare the support with constraints= (parvi.Positive(), parvi.Interval(...))."
+        )
+    bad = ~np.isfinite(scores).all(axis=1)
+    if bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"The gradient of the log density is not finite at {bad.sum()} of the {num} initial "
+            f"particles (first: particle {first}) though its value is: look for sqrt, log, norm "
+            "or a division at zero, also inside the unused branch of a jnp.where."
+        )
+    if not scores.any() and np.ptp(values) > 0:
+        raise ValueError(
+            "The log density is not differentiable in a useful way: its gradient is zero at all "
+            f"{num} initial particles though its values differ (rounding, comparisons, integer "
+            "casts or stop_gradient do this); give its gradient with parvi.Target(log_density, "
+            "score=...)."
+        )
+
+
+@eqx.filter_jit
+def _evaluate(log_density, particles):
+    cloud = Cloud.at(log_density, particles)
+    return cloud.log_densities, cloud.scores
+
+
+def _check_scalar(out):
+    leaves = jax.tree_util.tree_leaves(out)
+    if len(leaves) != 1 or not hasattr(leaves[0], "shape"):
+        raise ValueError(
+            "The log density must return one number for one particle, but it returns "
+            f"{len(leaves)} values; return the log density alone."
+        )
+    if leaves[0].shape != ():
+        raise ValueError(
+            f"The log density must return one number for one particle, but it returns an array of "
+            f"shape {leaves[0].shape}; it gets one particle at a time, so sum over the "
+            "observations and over the coordinates."
+        )
+    if not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+        raise ValueError(
+            f"The log density must return a real number, but it returns {leaves[0].dtype}; "
+            "return a floating-point log density."
+        )
+
+
+def _first_line(error) -> str:
+    return str(error).strip().splitlines()[0][:200]

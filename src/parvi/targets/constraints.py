@@ -1,0 +1,155 @@
+"""Smooth bijections from the real line to constrained parameters, with their log Jacobians.
+
+A density p(x) of a constrained x = T(u) is sampled as log p(T(u)) + log |det T'(u)|.
+Conventions follow the Stan reference manual, chapter "Constraint transforms".
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class AbstractConstraint(eqx.Module):
+    """A bijection from unconstrained to constrained values of one parameter."""
+
+    def unconstrained_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape on the unconstrained scale of a parameter of this shape."""
+        return shape
+
+    @abc.abstractmethod
+    def constrain(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Map to the constrained scale."""
+
+    @abc.abstractmethod
+    def unconstrain(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Map back; NaN or infinite outside the support."""
+
+    @abc.abstractmethod
+    def log_jacobian(self, u: Float[Array, "..."]) -> Float[Array, ""]:
+        """log |det dT/du|, summed over all entries."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """The support in words, for error messages."""
+
+
+class Real(AbstractConstraint):
+    """No constraint."""
+
+    def constrain(self, u):
+        return u
+
+    def unconstrain(self, x):
+        return x
+
+    def log_jacobian(self, u):
+        return jnp.zeros((), u.dtype)
+
+    def describe(self):
+        return "finite numbers"
+
+
+class Positive(AbstractConstraint):
+    """x = exp(u) > 0."""
+
+    def constrain(self, u):
+        return jnp.exp(u)
+
+    def unconstrain(self, x):
+        return jnp.log(x)
+
+    def log_jacobian(self, u):
+        return jnp.sum(u)
+
+    def describe(self):
+        return "positive numbers"
+
+
+class Interval(AbstractConstraint):
+    """low < x < high, by a scaled logistic function."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __check_init__(self):
+        if not self.low < self.high:
+            raise ValueError(f"Interval needs low < high, got low={self.low}, high={self.high}.")
+
+    def constrain(self, u):
+        return self.low + (self.high - self.low) * jax.nn.sigmoid(u)
+
+    def unconstrain(self, x):
+        return jnp.log(x - self.low) - jnp.log(self.high - x)
+
+    def log_jacobian(self, u):
+        width = jnp.log(self.high - self.low) * u.size
+        return width + jnp.sum(jax.nn.log_sigmoid(u) + jax.nn.log_sigmoid(-u))
+
+    def describe(self):
+        return f"numbers between {self.low} and {self.high}"
+
+
+class Ordered(AbstractConstraint):
+    """Increasing along the last axis: x_1 = u_1, x_k = x_{k-1} + exp(u_k)."""
+
+    def constrain(self, u):
+        return jnp.cumsum(jnp.concatenate([u[..., :1], jnp.exp(u[..., 1:])], axis=-1), axis=-1)
+
+    def unconstrain(self, x):
+        return jnp.concatenate([x[..., :1], jnp.log(jnp.diff(x, axis=-1))], axis=-1)
+
+    def log_jacobian(self, u):
+        return jnp.sum(u[..., 1:])
+
+    def describe(self):
+        return "numbers that increase along the last axis"
+
+
+class Simplex(AbstractConstraint):
+    """K positive numbers with sum one along the last axis, from K - 1, by stick breaking.
+
+    u = 0 is the centre of the simplex: the logits are shifted by -log(K - k). The density is
+    with respect to the first K - 1 entries.
+    """
+
+    def unconstrained_shape(self, shape):
+        if not shape or shape[-1] < 2:
+            raise ValueError(f"A simplex needs a last axis of at least 2, got shape {shape}.")
+        return (*shape[:-1], shape[-1] - 1)
+
+    def constrain(self, u):
+        logits = u + _stick_offsets(u)
+        head, rest = self._log_sticks(logits)
+        tail = rest[..., -1:] + jax.nn.log_sigmoid(-logits[..., -1:])
+        return jnp.exp(jnp.concatenate([head, tail], axis=-1))
+
+    def unconstrain(self, x):
+        head = x[..., :-1]
+        remaining = jnp.flip(jnp.cumsum(jnp.flip(x, -1), axis=-1), -1)[..., 1:]
+        logits = jnp.log(head) - jnp.log(remaining)
+        # Outside the simplex there is no preimage: say so by NaN, which the border reports.
+        inside = jnp.abs(jnp.sum(x, axis=-1, keepdims=True) - 1) < 1e-4
+        return jnp.where(inside, logits - _stick_offsets(logits), jnp.nan)
+
+    def log_jacobian(self, u):
+        logits = u + _stick_offsets(u)
+        _, rest = self._log_sticks(logits)
+        return jnp.sum(rest + jax.nn.log_sigmoid(logits) + jax.nn.log_sigmoid(-logits))
+
+    def describe(self):
+        return "positive numbers with sum one along the last axis"
+
+    @staticmethod
+    def _log_sticks(logits):
+        """Logs of the first K - 1 entries, and of the stick that was left before each."""
+        left = jnp.cumsum(jax.nn.log_sigmoid(-logits), axis=-1)
+        rest = jnp.concatenate([jnp.zeros_like(left[..., :1]), left[..., :-1]], axis=-1)
+        return rest + jax.nn.log_sigmoid(logits), rest
+
+
+def _stick_offsets(u):
+    num_free = u.shape[-1]
+    return -jnp.log(jnp.arange(num_free, 0, -1).astype(u.dtype))

@@ -1,0 +1,129 @@
+"""The border between a user's pytree and the flat, unconstrained vectors inside."""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from parvi.targets.constraints import AbstractConstraint, Real
+
+
+class Layout(eqx.Module):
+    """How one particle of the user's lies in a vector of d real numbers.
+
+    Parameters
+    ----------
+    treedef, shapes, paths
+        Structure of one particle, the shapes of its leaves and their names.
+    constraints
+        One constraint for each leaf.
+    """
+
+    treedef: jax.tree_util.PyTreeDef = eqx.field(static=True)
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
+    paths: tuple[str, ...] = eqx.field(static=True)
+    constraints: tuple[AbstractConstraint, ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, like: PyTree, constraints: PyTree | None = None) -> "Layout":
+        """Layout of one particle that looks like ``like`` (arrays or ``ShapeDtypeStruct``)."""
+        leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
+        if not leaves:
+            raise ValueError("A particle needs at least one array, got an empty pytree.")
+        shapes = tuple(tuple(np.shape(leaf)) for _, leaf in leaves)
+        paths = tuple(_name(path) for path, _ in leaves)
+        return cls(treedef, shapes, paths, _broadcast_constraints(constraints, like, paths))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Unconstrained numbers in each leaf."""
+        pairs = zip(self.constraints, self.shapes, strict=True)
+        return tuple(math.prod(c.unconstrained_shape(s)) for c, s in pairs)
+
+    @property
+    def dim(self) -> int:
+        """d, the number of unconstrained numbers."""
+        return sum(self.sizes)
+
+    def constrain(self, flat: Float[Array, " d"]) -> PyTree[Array]:
+        """One particle, in the user's structure and on the user's scale."""
+        leaves = [c.constrain(part) for c, part in self._parts(flat)]
+        shaped = [leaf.reshape(s) for leaf, s in zip(leaves, self.shapes, strict=True)]
+        return jax.tree_util.tree_unflatten(self.treedef, shaped)
+
+    def log_jacobian(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
+        """log |det| of the map from the flat vector to the user's scale."""
+        total = jnp.zeros((), flat.dtype)
+        for constraint, part in self._parts(flat):
+            total = total + constraint.log_jacobian(part)
+        return total
+
+    def unconstrain(self, particle: PyTree[Array]) -> Float[Array, " d"]:
+        """The flat vector of one particle."""
+        leaves = self.treedef.flatten_up_to(particle)
+        parts = [c.unconstrain(leaf) for c, leaf in zip(self.constraints, leaves, strict=True)]
+        return jnp.concatenate([part.reshape(-1) for part in parts])
+
+    def scalar_names(self) -> list[str]:
+        """A name for every number on the user's scale, such as ``beta[0,1]``."""
+        names = []
+        for path, shape in zip(self.paths, self.shapes, strict=True):
+            stem = path or "x"
+            for index in np.ndindex(shape):
+                names.append(f"{stem}[{','.join(map(str, index))}]" if shape else stem)
+        return names
+
+    def _parts(self, flat):
+        parts, start = [], 0
+        for constraint, shape, size in zip(self.constraints, self.shapes, self.sizes, strict=True):
+            piece = flat[start : start + size].reshape(constraint.unconstrained_shape(shape))
+            parts.append((constraint, piece))
+            start += size
+        return parts
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _broadcast_constraints(constraints, like, paths) -> tuple[AbstractConstraint, ...]:
+    """One constraint a leaf. A dict may name only the constrained parameters."""
+    if constraints is None:
+        return tuple(Real() for _ in paths)
+    if isinstance(constraints, AbstractConstraint):
+        return tuple(constraints for _ in paths)
+    if isinstance(constraints, dict) and isinstance(like, dict):
+        unknown = sorted(set(constraints) - set(like))
+        if unknown:
+            raise ValueError(
+                f"constraints name {unknown}, but the parameters are {sorted(like)}. "
+                "Name only parameters of the particle."
+            )
+        constraints = {name: constraints.get(name, Real()) for name in like}
+
+    def is_constraint(node):
+        return node is None or isinstance(node, AbstractConstraint)
+
+    try:
+        spread = jax.tree_util.tree_map(
+            lambda c, sub: jax.tree_util.tree_map(lambda _: Real() if c is None else c, sub),
+            constraints,
+            like,
+            is_leaf=is_constraint,
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            "constraints must have the structure of a particle (or a part of it from the root), "
+            f"with a constraint or None at each place; {error}"
+        ) from error
+    flat = jax.tree_util.tree_leaves(spread, is_leaf=is_constraint)
+    wrong = [c for c in flat if not isinstance(c, AbstractConstraint)]
+    if wrong:
+        raise ValueError(
+            f"constraints holds {wrong[0]!r}, which is not a constraint. Use parvi.Positive(), "
+            "parvi.Interval(low, high), parvi.Simplex(), parvi.Ordered() or None."
+        )
+    return tuple(flat)

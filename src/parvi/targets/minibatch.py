@@ -1,0 +1,103 @@
+"""Mini-batches: each step sees log prior + (N / B) x the log likelihood of B fresh rows."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from parvi.targets.flatten import Layout
+from parvi.targets.target import AbstractTarget, Density, _Frozen
+
+
+class MiniBatch(AbstractTarget):
+    """A posterior whose likelihood is a sum over many rows.
+
+    Rows are drawn with replacement, so that a draw costs O(B) and not O(N); the log density and
+    its gradient are unbiased. With ``batch_size`` equal to the number of rows all are used, and
+    nothing is random.
+
+    Parameters
+    ----------
+    log_prior
+        Of one particle, a scalar.
+    log_likelihood
+        ``(particle, batch) -> `` the log likelihood of each row of the batch, or their sum.
+    data
+        Pytree of arrays with one leading axis of N rows.
+    batch_size
+        B rows a step.
+    like, constraints
+        As in ``Target``.
+    """
+
+    log_prior: Callable
+    log_likelihood: Callable
+    data: PyTree[Array]
+    batch_size: int
+    layout: Layout | None
+    constraints: Any = eqx.field(static=True)
+
+    def __init__(self, log_prior, log_likelihood, data, batch_size, like=None, constraints=None):
+        leaves = jax.tree_util.tree_leaves(data)
+        lengths = sorted({leaf.shape[0] if getattr(leaf, "shape", ()) else 0 for leaf in leaves})
+        if len(lengths) != 1 or lengths[0] == 0:
+            raise ValueError(
+                f"data must be arrays with one common leading axis of rows, got lengths {lengths}."
+            )
+        if not 1 <= batch_size <= lengths[0]:
+            raise ValueError(
+                f"batch_size must be between 1 and the number of rows ({lengths[0]}), "
+                f"got {batch_size}."
+            )
+        self.log_prior = log_prior
+        self.log_likelihood = log_likelihood
+        self.data = data
+        self.batch_size = batch_size
+        self.constraints = _Frozen(constraints)
+        self.layout = None if like is None else Layout.of(like, constraints)
+
+    @property
+    def num_rows(self) -> int:
+        """N, the number of rows of data."""
+        return jax.tree_util.tree_leaves(self.data)[0].shape[0]
+
+    def at(self, key):
+        if self.batch_size == self.num_rows:
+            return self.full()
+        rows = jax.random.randint(key, (self.batch_size,), 0, self.num_rows)
+        batch = jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf)[rows], self.data)
+        return self._density(batch, self.num_rows / self.batch_size)
+
+    def full(self):
+        return self._density(self.data, 1.0)
+
+    def laid_out(self, like):
+        return MiniBatch(
+            self.log_prior,
+            self.log_likelihood,
+            self.data,
+            self.batch_size,
+            like,
+            self.constraints.value,
+        )
+
+    def _density(self, batch, scale):
+        if self.layout is None:
+            raise ValueError("The target does not know its shape: give like= or init=.")
+        return Density(
+            _BatchDensity(self.log_prior, self.log_likelihood, batch, scale), self.layout
+        )
+
+
+class _BatchDensity(eqx.Module):
+    log_prior: Callable
+    log_likelihood: Callable
+    batch: PyTree[Array]
+    scale: float
+
+    def __call__(self, particle):
+        likelihood = jnp.sum(self.log_likelihood(particle, self.batch))
+        return self.log_prior(particle) + self.scale * likelihood

@@ -1,0 +1,169 @@
+"""WHAT is sampled: a density known up to a constant, over any pytree."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from parvi.interface import LogDensity
+from parvi.targets.check import check_log_density
+from parvi.targets.flatten import Layout
+
+
+class AbstractTarget(eqx.Module):
+    """What is sampled. ``at(key)`` is the log density that one step sees."""
+
+    layout: eqx.AbstractVar[Layout | None]
+
+    @abc.abstractmethod
+    def at(self, key: Key[Array, ""]) -> LogDensity:
+        """This step's log density, of one flat and unconstrained particle."""
+
+    @abc.abstractmethod
+    def full(self) -> LogDensity:
+        """The log density itself, with all the data."""
+
+    @abc.abstractmethod
+    def laid_out(self, like: PyTree) -> Self:
+        """The same target for particles that look like ``like``."""
+
+    def check(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> None:
+        """Raise a ``ValueError`` that says in one sentence what is wrong, if anything is."""
+        check_log_density(self.at(key), particles)
+
+
+class Density(eqx.Module):
+    """A user's log density, pulled back to flat and unconstrained vectors."""
+
+    log_density: Callable
+    layout: Layout
+
+    def __call__(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
+        return self.log_density(self.layout.constrain(flat)) + self.layout.log_jacobian(flat)
+
+
+class Target(AbstractTarget):
+    """A log density of one particle.
+
+    Parameters
+    ----------
+    log_density
+        Of one particle (an array or any pytree of arrays), returning a scalar.
+    like
+        A particle, or its shapes: makes ``init`` optional in ``sample``.
+    constraints
+        A constraint for each leaf, or a dict with the constrained ones only, or one for all.
+        ``log_density`` is the density of the constrained values; the Jacobian is added here.
+    score
+        The gradient of ``log_density``, where there is a better one than JAX's.
+    hessian_vector_product
+        ``(particle, vector) -> vector``, the derivative of ``score``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, parvi
+    >>> target = parvi.Target(
+    ...     lambda p: -p["rate"] - 0.5 * jnp.sum(p["x"] ** 2),
+    ...     like={"rate": jnp.ones(()), "x": jnp.ones(3)},
+    ...     constraints={"rate": parvi.Positive()},
+    ... )
+    >>> target.layout.dim
+    4
+    """
+
+    log_density: Callable
+    layout: Layout | None
+    constraints: Any = eqx.field(static=True)
+    score: Callable | None
+    hessian_vector_product: Callable | None
+
+    def __init__(
+        self,
+        log_density: Callable,
+        like: PyTree | None = None,
+        constraints: PyTree | None = None,
+        score: Callable | None = None,
+        hessian_vector_product: Callable | None = None,
+    ):
+        if not callable(log_density):
+            raise ValueError(
+                f"log_density must be a function of one particle, got {type(log_density).__name__}."
+            )
+        if hessian_vector_product is not None and score is None:
+            raise ValueError(
+                "hessian_vector_product is the derivative of score: give score as well, "
+                "or leave both out and JAX derives them."
+            )
+        self.log_density = log_density
+        self.constraints = _Frozen(constraints)
+        self.layout = None if like is None else Layout.of(like, constraints)
+        self.score = score
+        self.hessian_vector_product = hessian_vector_product
+
+    def at(self, key):
+        return self.full()
+
+    def full(self):
+        if self.layout is None:
+            raise ValueError("The target does not know its shape: give like= or init=.")
+        if self.score is None:
+            return Density(self.log_density, self.layout)
+        differentiable = _with_score(self.log_density, self.score, self.hessian_vector_product)
+        return Density(differentiable, self.layout)
+
+    def laid_out(self, like):
+        return Target(
+            self.log_density, like, self.constraints.value, self.score, self.hessian_vector_product
+        )
+
+
+class _Frozen:
+    """A static field must be hashable and a dict is not: equal by identity of its content."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def _key(self):
+        leaves, treedef = jax.tree_util.tree_flatten(self.value, is_leaf=lambda c: c is None)
+        return treedef, tuple(leaves)
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def __eq__(self, other):
+        return isinstance(other, _Frozen) and self._key() == other._key()
+
+
+def _with_score(log_density, score, hessian_vector_product):
+    """The log density with its derivatives replaced by the user's own."""
+
+    @jax.custom_jvp
+    def gradient(particle):
+        return score(particle)
+
+    if hessian_vector_product is not None:
+
+        @gradient.defjvp
+        def _(primals, tangents):
+            return score(primals[0]), hessian_vector_product(primals[0], tangents[0])
+
+        differentiable_gradient = gradient
+    else:
+        differentiable_gradient = score
+
+    @jax.custom_jvp
+    def value(particle):
+        return log_density(particle)
+
+    @value.defjvp
+    def _(primals, tangents):
+        products = jax.tree_util.tree_map(
+            lambda g, t: jnp.sum(g * t), differentiable_gradient(primals[0]), tangents[0]
+        )
+        return value(primals[0]), sum(jax.tree_util.tree_leaves(products))
+
+    return value
