@@ -150,8 +150,12 @@ def square_distances(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Ar
     """|x_i - y_j|^2 by one matrix product; centred first, so that little is lost by rounding."""
     centre = jnp.mean(y, axis=0)
     x, y = x - centre, y - centre
-    square = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1) - 2 * (x @ y.T)
-    return jnp.maximum(square, 0.0)
+    scale = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1)
+    square = scale - 2 * (x @ y.T)
+    # Points that coincide differ by the rounding of these sums, which must not look like a
+    # distance: a median or a bandwidth would follow it.
+    resolution = 4 * jnp.finfo(x.dtype).eps * x.shape[1] ** 0.5
+    return jnp.where(square <= resolution * scale, 0.0, square)
 
 
 def median_square_distance(particles: Float[Array, "n d"]) -> Float[Array, ""]:
@@ -198,8 +202,11 @@ def median_square_distance(particles: Float[Array, "n d"]) -> Float[Array, ""]:
 
     largest = jnp.max(square)
     zero = jnp.zeros((), dtype)
-    start = (0, zero, largest, zero - half, zero + half, largest, jnp.asarray(half, dtype))
-    return jax.lax.while_loop(proceed, body, start)[5]
+    at_zero = excess(zero)
+    start = (0, zero, largest, at_zero, zero + half, largest, jnp.asarray(half, dtype))
+    found = jax.lax.while_loop(proceed, body, start)[5]
+    # Where half of the pairs coincide the search would only creep towards zero.
+    return jnp.where(at_zero >= 0, zero, found)
 
 
 def _fixed(bandwidth):

@@ -1,5 +1,7 @@
 """Particles as ArviZ ``InferenceData``."""
 
+import warnings
+
 import jax
 import numpy as np
 from jaxtyping import PyTree
@@ -10,7 +12,10 @@ def inference_data(particles: PyTree, log_density: np.ndarray, facts: dict):
 
     r_hat and effective sample sizes of such a chain mean nothing, and none is computed.
     """
-    import arviz as az
+    with warnings.catch_warnings():
+        # ArviZ announces its next major version at import; our range ends before it.
+        warnings.simplefilter("ignore", FutureWarning)
+        import arviz as az
 
     paths, _ = jax.tree_util.tree_flatten_with_path(particles)
     posterior = {

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float, PyTree
@@ -70,15 +71,9 @@ class Result:
         timing: Timing,
     ) -> "Result":
         """From what the loop left behind."""
-        layout, full = target.layout, target.full()
+        layout = target.layout
         assert layout is not None
-
-        @jax.jit
-        def outside(x):
-            return layout.constrain(x), full(x) - layout.log_jacobian(x)
-
-        # One particle at a time would be slow and all at once large: the data may be many rows.
-        particles, log_density = jax.lax.map(outside, flat, batch_size=min(256, len(flat)))
+        particles, log_density = _on_users_scale(target, flat)
         return cls(
             particles=jax.tree_util.tree_map(np.asarray, particles),
             status=status,
@@ -178,6 +173,19 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         key=facts["key"],
         timing=Timing(facts["seconds"], facts["compile_seconds"]),
     )
+
+
+@eqx.filter_jit
+def _on_users_scale(target: AbstractTarget, flat):
+    """The particles in the user's structure, and their log densities there."""
+    layout, full = target.layout, target.full()
+    assert layout is not None
+
+    def one(x):
+        return layout.constrain(x), full(x) - layout.log_jacobian(x)
+
+    # One particle at a time would be slow and all at once large: the data may be many rows.
+    return jax.lax.map(one, flat, batch_size=min(256, len(flat)))
 
 
 def _history(infos: list[Info]) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ def write(path: Any, particles: PyTree, arrays: dict[str, np.ndarray], facts: di
 def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray], dict]:
     """Particles, the other arrays, and the record."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         record = json.loads(arrays.pop("record").tobytes())
     except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError) as error:

@@ -60,10 +60,9 @@ def dtype_of(values: PyTree) -> np.dtype:
     if values is None:
         return np.dtype(jnp.zeros(()).dtype)
     leaves = jax.tree_util.tree_leaves(values)
-    dtypes = {
-        np.asarray(leaf).dtype if not hasattr(leaf, "dtype") else leaf.dtype for leaf in leaves
-    }
-    dtypes = {np.dtype(dtype) for dtype in dtypes}
+    if not leaves:
+        raise ValueError("init is an empty pytree; give an array of shape (n, d).")
+    dtypes = {np.dtype(getattr(leaf, "dtype", np.asarray(leaf).dtype)) for leaf in leaves}
     wrong = [dtype for dtype in dtypes if dtype not in (np.float32, np.float64)]
     if wrong:
         raise ValueError(
@@ -108,8 +107,6 @@ def flat_particles(
 def _leading(values) -> int:
     leaves = jax.tree_util.tree_leaves(values)
     shapes = [np.shape(leaf) for leaf in leaves]
-    if not shapes:
-        raise ValueError("init is an empty pytree; give an array of shape (n, d).")
     if any(not shape for shape in shapes):
         raise ValueError(
             "init holds a number without axes; every array of init needs a leading axis that "

@@ -2,16 +2,28 @@
 
 import functools
 
+import equinox as eqx
+import jax
 import optax
+from jaxtyping import Array, Float
 
 from parvi.fields.frame import Whitened
-from parvi.fields.kernels import RBF, AbstractKernel
+from parvi.fields.grassmann_svgd import GrassmannSVGD
+from parvi.fields.icnn import ICNN
+from parvi.fields.jko_icnn import JKOICNN
+from parvi.fields.jko_variational import JKOVariational
+from parvi.fields.kernels import RBF, AbstractKernel, AbstractRadialKernel
+from parvi.fields.matrix_svgd import AbstractMatrixKernel, MatrixSVGD, UnitMean
 from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP, Linear
-from parvi.fields.pfg.preconditioners import AbstractPreconditioner, RegressedHessian
+from parvi.fields.pfg.functions import MLP, Linear, Network
+from parvi.fields.pfg.preconditioners import AbstractPreconditioner, Identity, RegressedHessian
 from parvi.fields.pfg.solvers import GradientDescent, Ridge
+from parvi.fields.projected_svn import ProjectedSVN
+from parvi.fields.sliced_svgd import SlicedSVGD
 from parvi.fields.svgd import SVGD
+from parvi.fields.svn import SVN, AbstractSystem
 from parvi.samplers.flow import Flow
+from parvi.samplers.stein_neural_sampler import SteinNeuralSampler
 from parvi.samplers.steppers import Constant, LineSearch, Optax, TrustRegion
 
 
@@ -20,7 +32,7 @@ def pfg(max_steps: int = 1000) -> Flow:
 
     Affine maps are fitted in closed form to the particles whitened by their own mean and
     covariance, in the metric of the regressed Hessian; a line search on the KL rate picks the
-    step, within a trust region of one standard deviation.
+    step, within a trust region of one standard deviation that grows while the moves are good.
 
     Examples
     --------
@@ -33,7 +45,7 @@ def pfg(max_steps: int = 1000) -> Flow:
     True
     """
     field = Whitened(PFG(Linear(), RegressedHessian(), Ridge(1e-3)))
-    return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
+    return Flow(field, TrustRegion(LineSearch(), grow=2.0), max_steps=max_steps)
 
 
 def pfg_algorithm_1(
@@ -65,6 +77,138 @@ def svgd(
     return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
 
 
+def grassmann_svgd(
+    step_size: float = 0.1,
+    subspace_dim: int = 1,
+    num_projectors: int | None = None,
+    projector_step: float = 0.1,
+    temperature: float = 1e-4,
+    max_steps: int = 1000,
+) -> Flow:
+    """Grassmann SVGD with Adam, by default on min(20, d) learned lines, heated when it settles."""
+    field = GrassmannSVGD(subspace_dim, num_projectors, projector_step, temperature)
+    return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
+
+
+def sliced_svgd(
+    step_size: float = 0.1,
+    direction_step: float = 0.1,
+    basis: Float[Array, "d d"] | None = None,
+    max_steps: int = 1000,
+) -> Flow:
+    """Sliced SVGD with Adam for the particles and for the test directions.
+
+    A direction turns by up to about ``direction_step * sqrt(d)`` a step: take a shorter one in
+    a hundred dimensions and more.
+    """
+    field = SlicedSVGD(_direction_adam(direction_step), basis)
+    return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
+
+
+def matrix_svgd(
+    matrix_kernel: AbstractMatrixKernel | None = None,
+    kernel: AbstractRadialKernel | None = None,
+    max_steps: int = 300,
+) -> Flow:
+    """Matrix SVGD in the metric of the mean Hessian, by default with RBF and median bandwidth.
+
+    The kernel is divided by its mean over the particles, so that half a step is half of Newton's
+    for any number of particles; a line search and a trust region guard it.
+    """
+    field = MatrixSVGD(matrix_kernel, UnitMean(RBF() if kernel is None else kernel))
+    return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
+
+
+def svn(
+    system: AbstractSystem | None = None,
+    kernel: AbstractRadialKernel | None = None,
+    max_steps: int = 200,
+) -> Flow:
+    """Stein variational Newton, by default block-diagonal with the scaled Hessian kernel.
+
+    At most half a Newton step: with so wide a kernel the blocks are E[k^2] / E[k], at the target
+    about 1 / e, of the curvature that the particles' mean meets, so that whole steps overshoot.
+    """
+    return Flow(SVN(system, kernel), TrustRegion(LineSearch()), max_steps=max_steps)
+
+
+def projected_svn(
+    rank: int = 20,
+    threshold: float = 1e-2,
+    prior_mean: float | Float[Array, " d"] = 0.0,
+    prior_covariance: float | Float[Array, "..."] = 1.0,
+    max_steps: int = 200,
+) -> Flow:
+    """Stein variational Newton in the directions that the data inform. Start from the prior."""
+    field = ProjectedSVN(rank, threshold, prior_mean, prior_covariance)
+    return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
+
+
+def neural_svgd(
+    step_size: float = 0.1,
+    width: int = 32,
+    depth: int = 2,
+    num_inner_steps: int = 50,
+    learning_rate: float = 5e-3,
+    holdout: float = 0.25,
+    patience: int = 10,
+    max_steps: int = 500,
+) -> Flow:
+    """Neural variational gradient descent (di Langosco, Fortuin and Strathmann 2021).
+
+    A swish network is fitted to the Stein direction under an L2 penalty, with Adam on some of the
+    particles until it no longer improves on the others: PFG with H = I.
+    """
+    solver = GradientDescent(
+        _adam(learning_rate), num_inner_steps, holdout=holdout, patience=patience
+    )
+    field = PFG(Network(_swish(width, depth)), Identity(), solver)
+    return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
+
+
+def stein_neural_sampler(
+    generator_learning_rate: float = 3e-3,
+    critic_learning_rate: float = 1e-2,
+    width: int = 32,
+    num_critic_steps: int = 5,
+    max_steps: int = 3000,
+) -> SteinNeuralSampler:
+    """The Stein neural sampler, both players with Adam. For new draws see its ``generate``."""
+    # The game turns in circles under the usual momentum of 0.9: that of generative networks.
+    generator = _adam(generator_learning_rate, 0.5)
+    critic = _adam(critic_learning_rate)
+    return SteinNeuralSampler(generator, critic, width, num_critic_steps, max_steps=max_steps)
+
+
+def jko_icnn(
+    step_size: float = 1.0,
+    width: int = 32,
+    num_inner_steps: int = 100,
+    learning_rate: float = 1e-2,
+    max_steps: int = 40,
+) -> Flow:
+    """JKO steps by input-convex networks, in the whitened particles' own metric."""
+    field = JKOICNN(_adam(learning_rate), ICNN(width), step_size, num_inner_steps)
+    return Flow(Whitened(field), Constant(1.0), max_steps=max_steps)
+
+
+def jko_variational(
+    step_size: float = 1.0,
+    width: int = 32,
+    num_inner_steps: int = 100,
+    num_dual_steps: int = 2,
+    learning_rate: float = 1e-2,
+    weight_decay: float = 1e-2,
+    max_steps: int = 40,
+) -> Flow:
+    """JKO steps by a primal-dual game, in the whitened particles' own metric."""
+    dual = _adamw(learning_rate, weight_decay)
+    field = JKOVariational(
+        _adam(learning_rate), dual, width, step_size, num_inner_steps, num_dual_steps
+    )
+    return Flow(Whitened(field), Constant(1.0), max_steps=max_steps)
+
+
 # One optimiser object for each setting: a new one would be a new compilation.
 @functools.lru_cache(maxsize=128)
 def _sgd(learning_rate: float, momentum: float) -> optax.GradientTransformation:
@@ -72,5 +216,25 @@ def _sgd(learning_rate: float, momentum: float) -> optax.GradientTransformation:
 
 
 @functools.lru_cache(maxsize=128)
-def _adam(learning_rate: float) -> optax.GradientTransformation:
-    return optax.adam(learning_rate)
+def _adam(learning_rate: float, momentum: float = 0.9) -> optax.GradientTransformation:
+    return optax.adam(learning_rate, b1=momentum)
+
+
+@functools.lru_cache(maxsize=128)
+def _adamw(learning_rate: float, weight_decay: float) -> optax.GradientTransformation:
+    return optax.adamw(learning_rate, weight_decay=weight_decay)
+
+
+# One function object for each setting, for the same reason.
+@functools.lru_cache(maxsize=128)
+def _swish(width: int, depth: int):
+    def make(key, dim):
+        return eqx.nn.MLP(dim, dim, width, depth, jax.nn.swish, key=key)
+
+    return make
+
+
+@functools.lru_cache(maxsize=128)
+def _direction_adam(learning_rate: float) -> optax.GradientTransformation:
+    # The momenta with which the authors of the sliced discrepancy learn their directions.
+    return optax.adam(learning_rate, b1=0.5, b2=0.9)

@@ -155,25 +155,38 @@ class TrustRegion(AbstractStepper):
         Whose moves are shortened.
     radius
         In standard deviations of the particles.
+    grow
+        Factor by which the radius grows with each shortened move that is kept, and by whose
+        square it falls back, to ``radius`` at the least, with each that is not. Above 1 only for
+        a stepper that judges its moves: it lets a cloud reach a target 10^5 of its own standard
+        deviations away.
     """
 
     stepper: AbstractStepper
     radius: float = 1.0
+    grow: float = 1.0
 
     def init(self, particles):
-        return self.stepper.init(particles)
+        radius = jnp.asarray(self.radius, particles.dtype)
+        return self.stepper.init(particles), radius, jnp.zeros((), bool)
 
     def propose(self, step, cloud, fit, memory):
-        proposal, memory = self.stepper.propose(step, cloud, fit, memory)
+        inner, radius, _ = memory
+        proposal, inner = self.stepper.propose(step, cloud, fit, inner)
         spread = jnp.std(cloud.particles, axis=0)
         root_mean_square = jnp.sqrt(jnp.mean(proposal.displacement**2, axis=0))
         # Particles that coincide have no spread to measure by: they move freely.
         length = jnp.max(jnp.where(spread > 0, root_mean_square / spread, 0.0))
-        factor = jnp.minimum(1.0, self.radius / jnp.where(length > 0, length, 1.0))
-        return Proposal(factor * proposal.displacement, factor * proposal.step_size), memory
+        factor = jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))
+        shortened = Proposal(factor * proposal.displacement, factor * proposal.step_size)
+        return shortened, (inner, radius, factor < 1)
 
     def judge(self, before, after, fit, memory):
-        return self.stepper.judge(before, after, fit, memory)
+        inner, radius, limited = memory
+        verdict, inner = self.stepper.judge(before, after, fit, inner)
+        longer = jnp.where(limited, radius * self.grow, radius)
+        shorter = jnp.maximum(radius / self.grow**2, self.radius)
+        return verdict, (inner, jnp.where(verdict.accepted, longer, shorter), limited)
 
 
 class LineSearch(AbstractStepper):

@@ -23,26 +23,12 @@ def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -
     be differentiated, is not finite at some particle, has a gradient that is not finite, or one
     that is zero everywhere while its values differ.
     """
-    one = jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype)
     try:
-        out = jax.eval_shape(log_density, one)
-    except _NOT_TRACEABLE as error:
-        raise ValueError(
-            "The log density cannot be traced by JAX: it needs the values of its argument, by "
-            "NumPy, float(), an if or a while on them. Write it with jax.numpy, jnp.where and "
-            f"jax.lax. JAX says: {_first_line(error)}"
-        ) from error
-    _check_scalar(out)
-    try:
-        jax.eval_shape(jax.grad(log_density), one)
-    except Exception as error:
-        raise ValueError(
-            "The log density cannot be differentiated by JAX (a callback, a while_loop or an "
-            "operation without a derivative); give its gradient with parvi.Target(log_density, "
-            f"score=...). JAX says: {_first_line(error)}"
-        ) from error
-
-    values, scores = map(np.asarray, _evaluate(log_density, particles))
+        values, scores = map(np.asarray, _evaluate(log_density, particles))
+    except Exception:
+        # Only now look closer: a good log density is traced once, and compiled once.
+        _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
+        raise
     num = len(values)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -75,22 +61,43 @@ def _evaluate(log_density, particles):
     return cloud.log_densities, cloud.scores
 
 
-def _check_scalar(out):
-    leaves = jax.tree_util.tree_leaves(out)
-    if len(leaves) != 1 or not hasattr(leaves[0], "shape"):
+def _diagnose(log_density, one):
+    """Raise the ``ValueError`` that says why the log density could not be evaluated."""
+    try:
+        jax.eval_shape(log_density, one)
+    except _NOT_TRACEABLE as error:
         raise ValueError(
-            "The log density must return one number for one particle, but it returns "
-            f"{len(leaves)} values; return the log density alone."
+            "The log density cannot be traced by JAX: it needs the values of its argument, by "
+            "NumPy, float(), an if or a while on them. Write it with jax.numpy, jnp.where and "
+            f"jax.lax. JAX says: {_first_line(error)}"
+        ) from error
+    try:
+        jax.eval_shape(jax.grad(log_density), one)
+    except Exception as error:
+        raise ValueError(
+            "The log density cannot be differentiated by JAX (a callback, a while_loop or an "
+            "operation without a derivative); give its gradient with parvi.Target(log_density, "
+            f"score=...). JAX says: {_first_line(error)}"
+        ) from error
+
+
+def check_scalar(value) -> None:
+    """Raise ``ValueError`` unless this is one real number, as a log density has to return."""
+    leaves = jax.tree_util.tree_leaves(value)
+    if len(leaves) != 1 or leaves[0] is not value:
+        raise ValueError(
+            "The log density must return one number for one particle, but it returns a "
+            f"{type(value).__name__} of {len(leaves)} values; return the log density alone."
         )
-    if leaves[0].shape != ():
+    if jnp.shape(value) != ():
         raise ValueError(
             f"The log density must return one number for one particle, but it returns an array of "
-            f"shape {leaves[0].shape}; it gets one particle at a time, so sum over the "
+            f"shape {jnp.shape(value)}; it gets one particle at a time, so sum over the "
             "observations and over the coordinates."
         )
-    if not jnp.issubdtype(leaves[0].dtype, jnp.floating):
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         raise ValueError(
-            f"The log density must return a real number, but it returns {leaves[0].dtype}; "
+            f"The log density must return a real number, but it returns {jnp.result_type(value)}; "
             "return a floating-point log density."
         )
 

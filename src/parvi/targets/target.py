@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.interface import LogDensity
-from parvi.targets.check import check_log_density
+from parvi.targets.check import check_log_density, check_scalar
 from parvi.targets.flatten import Layout
 
 
@@ -43,7 +43,9 @@ class Density(eqx.Module):
     layout: Layout
 
     def __call__(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
-        return self.log_density(self.layout.constrain(flat)) + self.layout.log_jacobian(flat)
+        value = self.log_density(self.layout.constrain(flat))
+        check_scalar(value)
+        return value + self.layout.log_jacobian(flat)
 
 
 class Target(AbstractTarget):

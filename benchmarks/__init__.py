@@ -1,0 +1,1 @@
+"""Speed, always as a ratio to something else in the same run: ``make bench``."""

@@ -1,0 +1,22 @@
+"""``python -m benchmarks``: all of them, or the ones named."""
+
+import importlib
+import sys
+
+from rich.console import Console
+
+NAMES = ("threads", "pfg_scaling", "svgd_peers", "choosing")
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or NAMES
+    unknown = sorted(set(chosen) - set(NAMES))
+    if unknown:
+        sys.exit(f"Unknown benchmark {unknown}; there are {', '.join(NAMES)}.")
+    console = Console()
+    for name in chosen:
+        importlib.import_module(f"benchmarks.{name}").main(console)
+
+
+if __name__ == "__main__":
+    main()

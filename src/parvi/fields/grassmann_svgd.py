@@ -1,0 +1,189 @@
+"""Grassmann SVGD (Liu, Zhu, Ton, Wynne & Duncan 2022): SVGD on learned subspaces.
+
+For a projector A (d x k, orthonormal columns) the kernel sees A^T x and the velocity stays in
+the span of A,
+
+    f_A(x) = A E_y[ k(A^T x, A^T y) A^T grad log p(y) + grad_2 k(A^T x, A^T y) ],
+
+which is SVGD in k dimensions, where an RBF kernel does not yet lose the variance. Several
+projectors work side by side, f = sum_l f_{A_l}, and each is moved on the Grassmann manifold by
+noisy gradient ascent of its own Stein discrepancy alpha(A) = E[f_A . grad log p + div f_A]:
+
+    A <- retraction of A by (I - A A^T)(delta grad alpha(A) + sqrt(2 T delta) noise).
+
+Only the span of A matters, so that the Q of a QR decomposition is the retraction.
+
+The sum, not the average, is the direction of steepest descent when the function is free in all
+subspaces at once, and it is what the authors use: complementary projectors then give the score in
+full. Its KL rate is minus the sum of the discrepancies.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from parvi.fields.kernels import RBF, AbstractBandwidth, Fixed, Median
+from parvi.fields.svgd import SVGDVelocity
+from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+
+# Projectors in use unless told: the authors' experiments have min(20, d // k).
+_MAX_PROJECTORS = 20
+# Particles from which a median is taken at the most, as in the blocked SVGD.
+_MEDIAN_POINTS = 512
+
+
+class GrassmannMemory(NamedTuple):
+    """The projectors with their bandwidths, their temperature, the last velocity's magnitude."""
+
+    projectors: Float[Array, "m d k"]
+    squares: Float[Array, " m"]
+    temperature: Float[Array, ""]
+    magnitude: Float[Array, ""]
+
+
+class GrassmannVelocity(AbstractVelocity):
+    """A sum of SVGD velocities, each in its subspace, with its own bandwidth."""
+
+    projectors: Float[Array, "m d k"]
+    squares: Float[Array, " m"]
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"]
+
+    def __call__(self, x):
+        return self._with_divergences(x[None])[0][0]
+
+    def on(self, cloud):
+        return self._with_divergences(cloud.particles)[0]
+
+    def divergences(self, cloud):
+        return self._with_divergences(cloud.particles)[1]
+
+    def _with_divergences(self, points):
+        def one(projector_and_square):
+            projector, square = projector_and_square
+            return _projected(projector, square, self.particles, self.scores, points)
+
+        # One projector after the other: a single kernel matrix exists at a time.
+        values, divergences = jax.lax.map(one, (self.projectors, self.squares))
+        # div_x A g(A^T x) = tr(A^T A dg) = div g: the columns of A are orthonormal.
+        return jnp.einsum("mnk,mdk->nd", values, self.projectors), jnp.sum(divergences, axis=0)
+
+
+class GrassmannSVGD(AbstractField):
+    """SVGD on m learned subspaces of dimension k. O(m n^2 k) time, O(n^2) memory.
+
+    Stochastic: the projectors move with noise.
+
+    Parameters
+    ----------
+    subspace_dim
+        k, the dimension of each subspace; d where the target has fewer dimensions than that.
+    num_projectors
+        m; None for min(20, d // k), as in the authors' experiments.
+    projector_step
+        delta, the step of the projectors.
+    temperature
+        T, of the noise on the projectors.
+    annealing_tolerance
+        T grows tenfold at each step where the mean magnitude of the velocity (largest coordinate,
+        averaged over the particles) changes by less than this for each projector: subspaces in
+        which nothing is left to do are exchanged for others. 0 keeps T.
+    bandwidth
+        Of the RBF kernel, from the projected particles, for each projector.
+
+    References
+    ----------
+    Liu, Zhu, Ton, Wynne & Duncan (2022), Grassmann Stein variational gradient descent, AISTATS.
+    """
+
+    subspace_dim: int = 1
+    num_projectors: int | None = None
+    projector_step: float = 0.1
+    temperature: float = 1e-4
+    annealing_tolerance: float = 1e-4
+    bandwidth: AbstractBandwidth = Median()
+
+    def __check_init__(self):
+        if self.subspace_dim < 1:
+            raise ValueError(f"subspace_dim must be at least 1, got {self.subspace_dim}.")
+        if self.num_projectors is not None and self.num_projectors < 1:
+            raise ValueError(
+                f"num_projectors must be None or at least 1, got {self.num_projectors}."
+            )
+        for name in ("projector_step", "temperature", "annealing_tolerance"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+
+    def init(self, key, particles):
+        dim, dtype = particles.shape[1], particles.dtype
+        k = min(self.subspace_dim, dim)
+        num = self.num_projectors or min(_MAX_PROJECTORS, dim // k)
+        # Blocks of coordinate axes, as the authors start; past the last axis from the first again.
+        axes = jnp.arange(num * k).reshape(num, k) % dim
+        projectors = jnp.swapaxes(jnp.eye(dim, dtype=dtype)[axes], 1, 2)
+        squares = self._squares(projectors, particles)
+        temperature = jnp.asarray(self.temperature, dtype)
+        return GrassmannMemory(
+            projectors, squares, temperature, jnp.asarray(jnp.finfo(dtype).max, dtype)
+        )
+
+    def fit(self, key, cloud, memory):
+        particles, scores = cloud.particles, cloud.scores
+
+        def gradient(projector_and_square):
+            # The bandwidth is a fixed number here, from the particles of the step before: the
+            # median is the dearest part of a step, and one of them is enough.
+            return jax.grad(_discrepancy)(*projector_and_square, particles, scores)
+
+        gradients = jax.lax.map(gradient, (memory.projectors, memory.squares))
+        projectors = _moved(
+            key, memory.projectors, gradients, self.projector_step, memory.temperature
+        )
+        squares = self._squares(projectors, particles)
+        velocity = GrassmannVelocity(projectors, squares, particles, scores)
+        values, divergences = velocity._with_divergences(particles)
+
+        magnitude = jnp.mean(jnp.max(jnp.abs(values), axis=1))
+        temperature = self._annealed(memory, magnitude)
+        memory = GrassmannMemory(projectors, squares, temperature, magnitude)
+        extra = {"temperature": temperature}
+        return Fit(velocity, values, kl_rate(values, divergences, scores), extra), memory
+
+    def _squares(self, projectors, particles):
+        def square(projector):
+            return self.bandwidth.of(particles @ projector, _MEDIAN_POINTS)
+
+        return jax.lax.map(square, projectors)
+
+    def _annealed(self, memory, magnitude):
+        tolerance = self.annealing_tolerance * memory.projectors.shape[0]
+        settled = jnp.abs(magnitude - memory.magnitude) < tolerance
+        # Noise of unit size draws the subspaces afresh at each step: more would only send each
+        # to its own complement and back.
+        hottest = max(self.temperature, 0.5 / self.projector_step) if self.projector_step else 0.0
+        hotter = jnp.minimum(10 * memory.temperature, hottest)
+        return jnp.where(settled, hotter, memory.temperature)
+
+
+def _projected(projector, square, particles, scores, points):
+    """SVGD in the subspace: its velocity there, (n, k), and its divergences."""
+    kernel = RBF(Fixed(square))
+    inner = SVGDVelocity(particles @ projector, scores @ projector, kernel)
+    return inner._with_divergences(points @ projector)
+
+
+def _discrepancy(projector, square, particles, scores):
+    """alpha(A) = E[f_A . s + div f_A], the squared kernel Stein discrepancy in the subspace."""
+    values, divergences = _projected(projector, square, particles, scores, particles)
+    return -kl_rate(values, divergences, scores @ projector)
+
+
+def _moved(key, projectors, gradients, step, temperature):
+    """One step of noisy gradient ascent on the Grassmann manifold, for each projector."""
+    noise = jax.random.normal(key, projectors.shape, projectors.dtype)
+    ambient = step * gradients + jnp.sqrt(2 * temperature * step) * noise
+    inside = jnp.einsum("mdk,mdj->mkj", projectors, ambient)
+    tangent = ambient - jnp.einsum("mdk,mkj->mdj", projectors, inside)
+    return jnp.linalg.qr(projectors + tangent)[0]

@@ -1,0 +1,350 @@
+"""Matrix SVGD: SVGD with matrix-valued kernels (Wang, Tang, Bajaj & Liu 2019).
+
+    f(x) = E_y[ K(x, y) grad log p(y) + K(x, y) grad_y ]
+
+With one preconditioner for all, K = Q^-1 k(|x - y|_Q) (their "constant preconditioning
+matrices"), f is SVGD in the coordinates z = Q^1/2 x, and that is how it is computed. With a
+mixture of preconditioners Q_l at anchors z_l (their "mixture preconditioning kernels")
+
+    K(x, y) = sum_l w_l(x) w_l(y) K_l(x, y),      w_l(x) ~ N(x; z_l, Q_l^-1),  sum_l w_l = 1,
+
+each part is SVGD in its own coordinates, with the weights' own gradient beside the scores.
+"""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from parvi.fields.frame import AbstractFrame, FramedDensity, FramedVelocity
+from parvi.fields.kernels import (
+    RBF,
+    AbstractKernel,
+    AbstractRadialKernel,
+    Profile,
+    square_distances,
+)
+from parvi.fields.pfg.metric import (
+    AbstractMetric,
+    DenseMetric,
+    DiagonalMetric,
+    FramedMetric,
+    IdentityMetric,
+    KroneckerMetric,
+)
+from parvi.fields.pfg.preconditioners import (
+    AbstractPreconditioner,
+    Hessian,
+    InverseCovariance,
+    RegressedHessian,
+)
+from parvi.fields.svgd import SVGD
+from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, kl_rate
+
+
+class AbstractMatrixKernel(eqx.Module):
+    """Makes a matrix-valued kernel of a scalar one, and with it a velocity."""
+
+    @abc.abstractmethod
+    def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
+        """What is remembered from one step to the next."""
+
+    @abc.abstractmethod
+    def fit(self, kernel: AbstractKernel, cloud: Cloud, memory: PyTree[Array]) -> tuple[Fit, Any]:
+        """The velocity, and the new memory."""
+
+
+class MatrixSVGD(AbstractField):
+    """SVGD with a matrix-valued kernel.
+
+    Parameters
+    ----------
+    matrix_kernel
+        ``SharedPreconditioner`` or ``PreconditionerMixture``.
+    kernel
+        The scalar kernel k, of distances in the preconditioner's norm; the median of the default
+        is taken of these too.
+    """
+
+    matrix_kernel: AbstractMatrixKernel
+    kernel: AbstractKernel
+
+    def __init__(
+        self,
+        matrix_kernel: AbstractMatrixKernel | None = None,
+        kernel: AbstractKernel | None = None,
+    ):
+        self.matrix_kernel = SharedPreconditioner() if matrix_kernel is None else matrix_kernel
+        self.kernel = RBF() if kernel is None else kernel
+
+    def __check_init__(self):
+        mixture = isinstance(self.matrix_kernel, PreconditionerMixture)
+        if mixture and not isinstance(self.kernel, AbstractRadialKernel):
+            raise ValueError(
+                f"PreconditionerMixture needs a radial kernel, got {type(self.kernel).__name__}; "
+                "use parvi.RBF() or parvi.IMQ(), or SharedPreconditioner."
+            )
+
+    def init(self, key, particles):
+        return self.matrix_kernel.init(particles)
+
+    def fit(self, key, cloud, memory):
+        return self.matrix_kernel.fit(self.kernel, cloud, memory)
+
+
+class SharedPreconditioner(AbstractMatrixKernel):
+    """K = Q^-1 k(|x - y|_Q) with one Q for all: SVGD in z = Q^1/2 x. O(n^2 d) beside Q.
+
+    Parameters
+    ----------
+    preconditioner
+        Gives Q, an average over the particles: ``Hessian``, ``Fisher``, ``Kronecker``, ...
+    block_size
+        As of ``SVGD``.
+    """
+
+    preconditioner: AbstractPreconditioner = Hessian()
+    block_size: int | None = None
+
+    def init(self, particles):
+        return self.preconditioner.init(particles)
+
+    def fit(self, kernel, cloud, memory):
+        metric, memory = self.preconditioner.update(cloud, memory)
+        # Centred at zero: a kernel that is not radial is then that of the paper, k(z, z').
+        frame = frame_of(metric, jnp.zeros_like(cloud.particles[0]))
+        framed = Cloud(
+            frame.enter(cloud.particles),
+            frame.pull(cloud.scores),
+            cloud.log_densities,
+            FramedDensity(frame, cloud.log_density),
+        )
+        # SVGD is deterministic and remembers nothing.
+        inner, _ = SVGD(kernel, self.block_size).fit(None, framed, ())
+        values = frame.stretch(inner.values)
+        return Fit(FramedVelocity(frame, inner.velocity), values, inner.kl_rate, {}), memory
+
+
+class PreconditionerMixture(AbstractMatrixKernel):
+    """K = sum_l w_l(x) w_l(y) Q_l^-1 k(|x - y|_{Q_l}), Q_l as seen from anchor l alone.
+
+    Each of the m anchors costs as much as SVGD: O(m n^2 d) time, and m matrices Q_l of memory.
+    In high dimension the weights of anchors at the particles are nearly one for each particle's
+    own anchor: the particles then hardly see each other. Fewer, fixed anchors do not have this.
+
+    Parameters
+    ----------
+    preconditioner
+        Estimates Q_l from one anchor: ``Hessian``, or a Fisher information, there of rank one.
+    anchors
+        An array ``(m, d)``; None for the particles themselves, as in the paper.
+    """
+
+    preconditioner: AbstractPreconditioner = Hessian()
+    anchors: Float[Array, "m d"] | None = None
+
+    def __check_init__(self):
+        if isinstance(self.preconditioner, InverseCovariance | RegressedHessian):
+            raise ValueError(
+                f"{type(self.preconditioner).__name__} needs many particles, but each anchor of "
+                "a PreconditionerMixture is alone; use parvi.Hessian()."
+            )
+
+    def init(self, particles):
+        return jax.vmap(lambda x: self.preconditioner.init(x[None]))(self._anchors(particles))
+
+    def fit(self, kernel, cloud, memory):
+        anchors = self._anchors(cloud.particles)
+        metrics, memory = jax.vmap(lambda x, m: self._metric(cloud, x, m))(anchors, memory)
+        frames = jax.vmap(MetricFrame.of)(metrics, anchors)
+        velocity = MixtureVelocity(cloud.particles, cloud.scores, frames, kernel)
+        values, divergences = velocity._with_divergences(cloud.particles)
+        return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
+
+    def _anchors(self, particles):
+        if self.anchors is None:
+            return particles
+        return jnp.asarray(self.anchors, particles.dtype)
+
+    def _metric(self, cloud, x, memory):
+        return self.preconditioner.update(Cloud.at(cloud.log_density, x[None]), memory)
+
+
+class MixtureVelocity(AbstractVelocity):
+    """sum_l w_l(x) f_l(x) over stacked frames; f_l is SVGD with particles weighted by w_l."""
+
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"]
+    frames: "MetricFrame"
+    kernel: AbstractRadialKernel
+
+    def __call__(self, x):
+        return self._with_divergences(x[None])[0][0]
+
+    def on(self, cloud):
+        return self._with_divergences(cloud.particles)[0]
+
+    def divergences(self, cloud):
+        return self._with_divergences(cloud.particles)[1]
+
+    def _with_divergences(self, points):
+        here, here_mean = _responsibilities(self.frames, points)
+        there, there_mean = _responsibilities(self.frames, self.particles)
+
+        def add(total, part):
+            frame, weight, particle_weight = part
+            # grad log w_l = -Q_l (x - z_l) + sum_k w_k Q_k (x - z_k), both in frame l.
+            z, y = frame.enter(points), frame.enter(self.particles)
+            kernel = self.kernel.adapted(y, None)
+            assert isinstance(kernel, AbstractRadialKernel)
+            steepness = frame.pull(here_mean) - z
+            scores = frame.pull(self.scores + there_mean) - y
+            values, divergences = _weighted_radial(kernel, y, scores, particle_weight, z)
+            divergences = divergences + jnp.sum(steepness * values, axis=1)
+            values = weight[:, None] * frame.stretch(values)
+            return (total[0] + values, total[1] + weight * divergences), None
+
+        start = jnp.zeros_like(points), jnp.zeros_like(points[:, 0])
+        total, _ = jax.lax.scan(add, start, (self.frames, here, there))
+        return total
+
+
+def _responsibilities(frames, points):
+    """w_l at all points, (m, n), and sum_l w_l Q_l (x - z_l), (n, d)."""
+
+    def one(frame):
+        z = frame.enter(points)
+        # Q (x - z_l) = R z.
+        return frame.log_determinant - 0.5 * jnp.sum(z**2, axis=1), frame.shrink(z)
+
+    log_weights, pulls = jax.lax.map(one, frames)
+    weights = jax.nn.softmax(log_weights, axis=0)
+    return weights, jnp.einsum("mn,mnd->nd", weights, pulls)
+
+
+def _weighted_radial(kernel, particles, scores, weights, points):
+    """E_y[w(y) (k s + grad_y k)] and its divergence; see ``_radial`` of SVGD for the formulas."""
+    num, dim = particles.shape
+    square = square_distances(points, particles)
+    value, first, second = (weights * part for part in kernel.profile(square, dim))
+    total = jnp.sum(first, axis=1)
+    values = value @ scores + 2 * (first @ particles - points * total[:, None])
+    towards = jnp.sum(points * (first @ scores), axis=1)
+    along = first @ jnp.sum(particles * scores, axis=1)
+    curvature = jnp.sum(second * square, axis=1)
+    divergences = 2 * (towards - along) - 2 * dim * total - 4 * curvature
+    return values / num, divergences / num
+
+
+class MetricFrame(AbstractFrame):
+    """Coordinates z = R (x - m), R the symmetric root of a metric, which is the identity there."""
+
+    mean: Float[Array, " d"]
+    root: AbstractMetric
+    log_determinant: Float[Array, ""]
+
+    @classmethod
+    def of(cls, metric: AbstractMetric, mean: Float[Array, " d"]) -> "MetricFrame":
+        """The frame of a metric, centred at ``mean``; ``log_determinant`` is that of R."""
+        root, log_determinant = _root(metric)
+        return cls(mean, root, jnp.asarray(log_determinant, mean.dtype))
+
+    def stretch(self, z):
+        return self.root.solve(z)
+
+    def pull(self, s):
+        return self.root.solve(s)
+
+    def shrink(self, dx):
+        return self.root.apply(dx)
+
+
+class ComposedFrame(AbstractFrame):
+    """A frame in a frame: L = L_outer L_inner, both centred at zero."""
+
+    mean: Float[Array, " d"]
+    outer: AbstractFrame
+    inner: AbstractFrame
+
+    def stretch(self, z):
+        return self.outer.stretch(self.inner.stretch(z))
+
+    def pull(self, s):
+        return self.inner.pull(self.outer.pull(s))
+
+    def shrink(self, dx):
+        return self.inner.shrink(self.outer.shrink(dx))
+
+
+def frame_of(metric: AbstractMetric, mean: Float[Array, " d"]) -> AbstractFrame:
+    """Coordinates, centred at ``mean``, in which any metric is the identity."""
+    if isinstance(metric, FramedMetric):
+        return ComposedFrame(mean, metric.frame, frame_of(metric.inner, jnp.zeros_like(mean)))
+    return MetricFrame.of(metric, mean)
+
+
+def _root(metric):
+    """The symmetric square root, and its log determinant."""
+    if isinstance(metric, IdentityMetric):
+        return metric, 0.0
+    if isinstance(metric, DiagonalMetric):
+        return DiagonalMetric(jnp.sqrt(metric.diagonal)), 0.5 * jnp.sum(jnp.log(metric.diagonal))
+    if isinstance(metric, DenseMetric):
+        root = DenseMetric(jnp.sqrt(metric.values), metric.vectors)
+        return root, 0.5 * jnp.sum(jnp.log(metric.values))
+    if isinstance(metric, KroneckerMetric):
+        blocks: list[Any] = []
+        total = 0.0
+        for block in metric.blocks:
+            if isinstance(block, DiagonalMetric):
+                root, log_determinant = _root(block)
+                blocks.append(root)
+            else:
+                (left, left_log), (right, right_log) = _root(block[0]), _root(block[1])
+                blocks.append((left, right))
+                rows, columns = left.values.shape[0], right.values.shape[0]
+                log_determinant = columns * left_log + rows * right_log
+            total = total + log_determinant
+        return KroneckerMetric(metric.shapes, tuple(blocks)), total
+    raise ValueError(
+        f"The square root of a {type(metric).__name__} is not known; use a preconditioner whose "
+        "metric is diagonal, dense, framed or of Kronecker form."
+    )
+
+
+class UnitMean(AbstractRadialKernel):
+    """A radial kernel divided by its mean over all pairs of particles.
+
+    The velocity of SVGD carries the factor E[k], which falls to about 2 / n in high dimension.
+    Without it one step size serves every n and d: where the mean Hessian is the identity, a unit
+    step is about a Newton step.
+
+    Parameters
+    ----------
+    kernel
+        Which is divided.
+    scale
+        One over its mean; set by ``adapted``.
+    """
+
+    kernel: AbstractRadialKernel = RBF()
+    scale: float | Float[Array, ""] = 1.0
+
+    def adapted(self, particles, max_points):
+        kernel = self.kernel.adapted(particles, max_points)
+        assert isinstance(kernel, AbstractRadialKernel)
+        num, dim = particles.shape
+        if max_points is not None and num > max_points:
+            particles = particles[jnp.linspace(0, num - 1, max_points).astype(int)]
+        used = particles.shape[0]
+        value = kernel.profile(square_distances(particles, particles), dim).value
+        # Of a part of the particles too much would be pairs of a particle with itself.
+        itself = jnp.mean(jnp.diagonal(value))
+        others = (jnp.mean(value) * used - itself) / max(used - 1, 1)
+        return UnitMean(kernel, 1 / (itself / num + (1 - 1 / num) * others))
+
+    def profile(self, square, dim):
+        return Profile(*(self.scale * part for part in self.kernel.profile(square, dim)))

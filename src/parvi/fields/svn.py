@@ -1,0 +1,270 @@
+"""Stein variational Newton (Detommaso, Cui, Spantini, Marzouk & Scheichl 2018).
+
+Newton's method for the KL in a space of functions: with phi the velocity of SVGD,
+
+    h(y, z) = E_x[ A(x) k(x, y) k(x, z) + grad k(x, z) grad k(x, y)^T ],    A = -grad^2 log p,
+
+is the second variation of the KL (their Theorem 1), and the particles move by the solution a of
+sum_k h(x_s, x_k) a_k = phi(x_s). Distances in k are those of the average Hessian, k =
+exp(-|x - y|_M^2 / (2 d)) with M = E[A] (their scaled Hessian kernel): the whole fit is done in
+the coordinates M^1/2 x, and is affine invariant.
+
+A must be positive. Where the paper takes Gauss-Newton, which only some targets have, the
+eigenvalues of -grad^2 log p are taken by size and clipped from below, for each particle, as those
+of ``Hessian`` are.
+"""
+
+import abc
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from parvi.fields.frame import AbstractFrame, FramedVelocity
+from parvi.fields.kernels import RBF, AbstractBandwidth, AbstractRadialKernel
+from parvi.fields.matrix_svgd import MetricFrame
+from parvi.fields.pfg.metric import DenseMetric
+from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, kl_rate
+
+
+class Dimension(AbstractBandwidth):
+    """h = factor * d, d the number of coordinates in which the particles differ.
+
+    The factor 2 is the scaled Hessian kernel of the paper, exp(-|x - y|_M^2 / (2 d)).
+    """
+
+    factor: float = 2.0
+
+    def of(self, particles, max_points):
+        varying = jnp.sum(jnp.max(particles, axis=0) > jnp.min(particles, axis=0))
+        return (self.factor * jnp.maximum(varying, 1)).astype(particles.dtype)
+
+
+class Curved(eqx.Module):
+    """What a Newton system is built of: particles, scores and curvatures A, and the kernel.
+
+    ``active`` says in which coordinates the velocity lives; in all others the particles and the
+    scores are zero.
+    """
+
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"]
+    curvatures: Float[Array, "n d d"]
+    active: Bool[Array, " d"]
+    kernel: AbstractRadialKernel
+
+
+class AbstractSystem(eqx.Module):
+    """Which part of the Newton system is solved."""
+
+    @abc.abstractmethod
+    def solve(self, curved: Curved) -> AbstractVelocity:
+        """The velocity of a unit step."""
+
+
+class BlockDiagonalSystem(AbstractSystem):
+    """Each particle moves by its own Newton step, f(x) = h(x, x)^-1 phi(x). O(n^2 d^2 + n d^3).
+
+    The blocks of the paper's block-diagonal system, read as a function of x, so that there is a
+    velocity between the particles too. The sum of all a_k k(x, x_k) would not do: where the
+    kernel is wide it is n Newton steps at once.
+    """
+
+    def solve(self, curved):
+        return BlockVelocity(curved)
+
+
+class FullSystem(AbstractSystem):
+    """The whole system, f(x) = sum_k a_k k(x, x_k). O((n d)^3) time, O((n d)^2) memory.
+
+    The second variation need not be positive away from the target, and the kernel matrix in it is
+    close to singular: eigenvalues are taken by size and clipped from below. The KL rate is then
+    -sum_k a_k . phi(x_k), never positive, and zero where the particles are at rest.
+
+    Parameters
+    ----------
+    damping
+        The smallest eigenvalue, as a share of the largest.
+    """
+
+    damping: float = 1e-3
+
+    def __check_init__(self):
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
+
+    def solve(self, curved):
+        x, kernel = curved.particles, curved.kernel
+        num, dim = x.shape
+        difference = x[:, None] - x
+        value, first, _ = kernel.profile(jnp.sum(difference**2, axis=-1), dim)
+        # gradients[j, k] = grad k(x, x_k) at x_j.
+        gradients = 2 * first[..., None] * difference
+        weighted = jnp.einsum("js,jab->sabj", value, curved.curvatures)
+        blocks = jnp.einsum("sabj,jk->sakb", weighted, value)
+        blocks = blocks + jnp.einsum("jka,jsb->sakb", gradients, gradients)
+        matrix = blocks.reshape(num * dim, num * dim) / num
+        right = (value.T @ curved.scores + jnp.sum(gradients, axis=0)) / num
+        values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
+        values = jnp.abs(values)
+        values = jnp.maximum(values, self.damping * jnp.max(values))
+        coefficients = vectors @ ((vectors.T @ right.reshape(-1)) / values)
+        coefficients = coefficients.reshape(num, dim) * curved.active
+        return KernelSum(x, coefficients, kernel)
+
+
+class BlockVelocity(AbstractVelocity):
+    """f(x) = h(x, x)^-1 phi(x). At m points O(m n d^2 + m d^3) with divergences."""
+
+    curved: Curved
+
+    def __call__(self, x):
+        return self._at(x)[0]
+
+    def on(self, cloud):
+        return jax.vmap(self._at)(cloud.particles)[0]
+
+    def divergences(self, cloud):
+        return jax.vmap(self._at)(cloud.particles)[1]
+
+    def _at(self, x):
+        particles, scores = self.curved.particles, self.curved.scores
+        num, dim = particles.shape
+        towards = particles - x
+        value, first, second = self.curved.kernel.profile(jnp.sum(towards**2, axis=1), dim)
+        gradients = 2 * first[:, None] * towards
+        block = jnp.einsum("j,jab->ab", value**2, self.curved.curvatures)
+        block = (block + gradients.T @ gradients) / num
+        factor = jax.scipy.linalg.cho_factor(block)
+        velocity = jax.scipy.linalg.cho_solve(factor, (value @ scores + gradients.sum(0)) / num)
+        velocity = velocity * self.curved.active
+
+        # div f = tr h^-1 J, J = grad_x [phi(x) - h(x, x) f] with f held fixed. For a radial kernel
+        # grad_x k = -g and grad_x g = -W, W = 2 phi' I + 4 phi'' t t^T, g = 2 phi' t, t = y - x.
+        bent = self.curved.curvatures @ velocity
+        along = gradients @ velocity
+        pushed = (
+            2 * first[:, None] * velocity + 4 * (second * (towards @ velocity))[:, None] * towards
+        )
+        slope = (2 * value[:, None] * bent - scores).T @ gradients + gradients.T @ pushed
+        slope = slope - 2 * jnp.sum((1 - along) * first) * jnp.eye(dim, dtype=x.dtype)
+        slope = slope - 4 * (towards.T * ((1 - along) * second)) @ towards
+        solved = jax.scipy.linalg.cho_solve(factor, slope / num)
+        return velocity, jnp.sum(jnp.diagonal(solved) * self.curved.active)
+
+
+class KernelSum(AbstractVelocity):
+    """f(x) = sum_k a_k k(x, x_k), with its divergence sum_k a_k . grad k. O(n d) at a point."""
+
+    centres: Float[Array, "n d"]
+    coefficients: Float[Array, "n d"]
+    kernel: AbstractRadialKernel
+
+    def __call__(self, x):
+        return self._at(x)[0]
+
+    def divergences(self, cloud):
+        return jax.vmap(self._at)(cloud.particles)[1]
+
+    def _at(self, x):
+        away = x - self.centres
+        value, first, _ = self.kernel.profile(jnp.sum(away**2, axis=1), x.shape[0])
+        divergence = 2 * first @ jnp.sum(away * self.coefficients, axis=1)
+        return value @ self.coefficients, divergence
+
+
+class SVN(AbstractField):
+    """The velocity of Stein variational Newton; a unit step is Newton's.
+
+    Each fit takes the exact Hessian at every particle: d Hessian-vector products a particle and
+    O(n d^2) memory; what solving costs is said of the systems.
+
+    Parameters
+    ----------
+    system
+        ``BlockDiagonalSystem`` or ``FullSystem``.
+    kernel
+        Radial, of distances in the norm of the average Hessian; the paper's unless given.
+    damping
+        The smallest eigenvalue of a particle's Hessian, as a share of its largest.
+    """
+
+    system: AbstractSystem
+    kernel: AbstractRadialKernel
+    damping: float
+
+    def __init__(
+        self,
+        system: AbstractSystem | None = None,
+        kernel: AbstractRadialKernel | None = None,
+        damping: float = 1e-6,
+    ):
+        self.system = BlockDiagonalSystem() if system is None else system
+        self.kernel = RBF(Dimension()) if kernel is None else kernel
+        self.damping = damping
+
+    def __check_init__(self):
+        if not isinstance(self.kernel, AbstractRadialKernel):
+            raise ValueError(
+                f"SVN needs a radial kernel, got {type(self.kernel).__name__}; use parvi.RBF() or "
+                "parvi.IMQ()."
+            )
+        if not 0 < self.damping <= 1:
+            raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
+
+    def init(self, key, particles):
+        return ()
+
+    def fit(self, key, cloud, memory):
+        basis = jnp.eye(cloud.particles.shape[1], dtype=cloud.particles.dtype)
+        curvatures = positive(-hessians_along(cloud, basis), self.damping)
+        active = jnp.ones(basis.shape[0], bool)
+        velocity = self.newton(cloud.particles, cloud.scores, curvatures, active)
+        values = velocity.on(cloud)
+        rate = kl_rate(values, velocity.divergences(cloud), cloud.scores)
+        return Fit(velocity, values, rate, {}), memory
+
+    def newton(
+        self,
+        particles: Float[Array, "n d"],
+        scores: Float[Array, "n d"],
+        curvatures: Float[Array, "n d d"],
+        active: Bool[Array, " d"],
+    ) -> FramedVelocity:
+        """The velocity in the coordinates of its arguments, solved for in those of E[A]."""
+        values, vectors = jnp.linalg.eigh(jnp.mean(curvatures, axis=0))
+        frame = MetricFrame.of(DenseMetric(values, vectors), jnp.mean(particles, axis=0))
+        # Rounding in the frame is set back to zero where nothing moves.
+        z = frame.enter(particles) * active
+        kernel = self.kernel.adapted(z, None)
+        assert isinstance(kernel, AbstractRadialKernel)
+        curved = Curved(z, frame.pull(scores) * active, _framed(frame, curvatures), active, kernel)
+        return FramedVelocity(frame, self.system.solve(curved))
+
+
+def hessians_along(cloud: Cloud, basis: Float[Array, "r d"]) -> Float[Array, "n r r"]:
+    """B (grad^2 log p) B^T at every particle, one row of B at a time."""
+
+    def column(vector):
+        def one(x):
+            return basis @ jax.jvp(jax.grad(cloud.log_density), (x,), (vector,))[1]
+
+        return jax.vmap(one)(cloud.particles)
+
+    return jnp.swapaxes(jax.lax.map(column, basis), 0, 1)
+
+
+def positive(matrices: Float[Array, "n d d"], damping: float) -> Float[Array, "n d d"]:
+    """Symmetric matrices with their eigenvalues by size, at least ``damping`` of the largest."""
+    values, vectors = jnp.linalg.eigh((matrices + jnp.swapaxes(matrices, -1, -2)) / 2)
+    values = jnp.abs(values)
+    smallest = damping * jnp.max(values, axis=-1, keepdims=True)
+    values = jnp.maximum(values, jnp.maximum(smallest, jnp.finfo(values.dtype).tiny))
+    return jnp.einsum("nab,nb,ncb->nac", vectors, values, vectors)
+
+
+def _framed(frame: AbstractFrame, matrices):
+    """L^T A L."""
+    half = frame.pull(matrices)
+    return frame.pull(jnp.swapaxes(half, -1, -2))

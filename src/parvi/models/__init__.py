@@ -1,0 +1,1 @@
+"""Models: log densities ready to be sampled."""

@@ -1,0 +1,42 @@
+"""Bayesian logistic regression: y in {-1, 1}, P(y | x, w) = sigmoid(y x.w), w ~ N(0, sd^2 I)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from parvi.targets.target import Target
+
+
+def logistic_regression(
+    features: Float[np.ndarray, "rows d"], labels: Float[np.ndarray, " rows"], prior_sd: float = 1.0
+) -> Target:
+    """The posterior of the weights, up to its constant.
+
+    Parameters
+    ----------
+    features
+        One row an observation; include a column of ones for an intercept.
+    labels
+        0/1, booleans or -1/1.
+    prior_sd
+        Standard deviation of every weight, a priori.
+    """
+    features = np.asarray(features)
+    labels = np.asarray(labels)
+    if features.ndim != 2 or labels.shape != features.shape[:1]:
+        raise ValueError(
+            f"Expected features of shape (rows, d) and labels of shape (rows,), got "
+            f"{features.shape} and {labels.shape}."
+        )
+    values = set(np.unique(labels).tolist())
+    if not (values <= {0, 1} or values <= {-1, 1}):
+        raise ValueError(f"labels must be 0 and 1, or -1 and 1, got the values {sorted(values)}.")
+    # x y once: the likelihood needs no more than the sign-flipped rows.
+    signed = features * np.where(labels > 0, 1.0, -1.0)[:, None]
+
+    def log_density(weights):
+        margins = jnp.asarray(signed, weights.dtype) @ weights
+        return -jnp.sum(jax.nn.softplus(-margins)) - 0.5 * jnp.sum((weights / prior_sd) ** 2)
+
+    return Target(log_density, like=np.zeros(features.shape[1], features.dtype))

@@ -1,0 +1,321 @@
+"""NUTS: a few long chains whose thinned draws are the particles.
+
+The no-U-turn transition is blackjax's (Hoffman & Gelman 2014; Betancourt 2017), with Stan's
+warm-up: step size by dual averaging, diagonal mass matrix by windows that double. All chains make
+their transitions side by side and share one step size and one mass matrix, learnt from all of
+them. One step of the sampler is one transition of every chain.
+
+The particles are the rows of an evenly spaced net over the draws that grows with the run: it
+starts dense, and when it is full every second draw gives its row to a newer one. So they are
+draws from the whole run, whenever it ends.
+"""
+
+import math
+from typing import NamedTuple
+
+import blackjax
+import jax
+import jax.numpy as jnp
+from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
+from blackjax.adaptation.step_size import dual_averaging_adaptation
+from blackjax.adaptation.window_adaptation import build_schedule
+from jaxtyping import Array, Float, Int, PyTree
+
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
+from parvi.samplers.stopping import Never
+from parvi.status import Status
+
+
+class Net(NamedTuple):
+    """Which draws are in the rows: ``held[k]`` is the number of the one in slot k, -1 for none.
+
+    ``clock`` counts towards the next draw that has a number at all, ``next`` is that number.
+    """
+
+    held: Int[Array, " k"]
+    clock: Int[Array, ""]
+    next: Int[Array, ""]
+
+
+class Moments(NamedTuple):
+    """Number, means and summed squares of each chain's draws, for r_hat."""
+
+    num: Int[Array, ""]
+    mean: Float[Array, "c d"]
+    square: Float[Array, "c d"]
+
+
+class NUTSMemory(NamedTuple):
+    """The chains, what the warm-up learnt, and what is known of the draws."""
+
+    chains: PyTree[Array]
+    dual_averaging: PyTree[Array]
+    mass_matrix: PyTree[Array]
+    scores: Float[Array, "n d"]
+    net: Net
+    moments: Moments
+    divergences: Int[Array, ""]
+
+
+class NUTS(AbstractSampler):
+    """NUTS with window adaptation. A transition takes up to 2^max_doublings gradients a chain.
+
+    The chains start at the first particles. During the warm-up the rows hold the chains' latest
+    states; a run that ends within it is no sample. After it, ``history["drawn"]`` is the share of
+    rows that hold draws, ``r_hat`` is the largest over the coordinates (Gelman & Rubin 1992, of
+    all draws so far; NaN for one chain) and ``divergences`` counts divergent transitions.
+
+    The log density must be the whole one: with mini-batches there is no invariant density.
+
+    Parameters
+    ----------
+    num_warmup
+        Transitions of the warm-up. Fewer than 150 leave Stan's last window, of 50, too short to
+        settle the step size.
+    num_draws
+        Transitions of each chain after it. A longer run goes on, a shorter one has fewer draws.
+    num_chains
+        At most as many as particles are used.
+    target_acceptance
+        Of the dual averaging; nearer to 1 where there are divergences.
+    max_doublings
+        Limit of the trajectory's length.
+    """
+
+    num_warmup: int
+    num_draws: int
+    num_chains: int
+    target_acceptance: float
+    max_doublings: int
+    stopping_rule: AbstractStoppingRule
+    max_steps: int
+
+    def __init__(
+        self,
+        num_warmup: int = 500,
+        num_draws: int = 1000,
+        num_chains: int = 4,
+        target_acceptance: float = 0.8,
+        max_doublings: int = 10,
+    ):
+        counts = {"num_warmup": num_warmup, "num_draws": num_draws, "num_chains": num_chains}
+        for name, count in (counts | {"max_doublings": max_doublings}).items():
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}.")
+        if not 0 < target_acceptance < 1:
+            raise ValueError(f"target_acceptance must be between 0 and 1, got {target_acceptance}.")
+        self.num_warmup = num_warmup
+        self.num_draws = num_draws
+        self.num_chains = num_chains
+        self.target_acceptance = target_acceptance
+        self.max_doublings = max_doublings
+        self.stopping_rule = Never()
+        self.max_steps = num_warmup + num_draws
+
+    def init(self, key, particles, log_density):
+        num, dim = particles.shape
+        num_chains = min(self.num_chains, num)
+        num_slots = -(-num // num_chains)
+        if num_slots > self.num_draws:
+            raise ValueError(
+                f"{num_chains} chains of num_draws={self.num_draws} cannot fill {num} particles: "
+                f"raise num_draws to at least {num_slots}, or take more chains."
+            )
+        cloud = Cloud.at(log_density, particles)
+        start = particles[:num_chains]
+        averaging, mass = self._adaptations()
+        zero, zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(start)
+        memory = NUTSMemory(
+            chains=jax.vmap(lambda x: blackjax.nuts.init(x, log_density))(start),
+            # 1 is blackjax's own start; the dual averaging leaves it within a few steps.
+            dual_averaging=averaging[0](1.0),
+            mass_matrix=mass[0](dim),
+            scores=cloud.scores,
+            net=Net(jnp.full(num_slots, -1), zero, zero),
+            moments=Moments(zero, zeros, zeros),
+            divergences=zero,
+        )
+        memory = jax.tree_util.tree_map(lambda leaf: _carried(leaf, particles.dtype), memory)
+        return State(jnp.zeros((), jnp.int32), particles, memory)
+
+    def step(self, key, state, log_density):
+        memory = state.memory
+        dtype = state.particles.dtype
+        warming = state.step < self.num_warmup
+        num_chains = memory.chains.position.shape[0]
+
+        # Dual averaging explores while it learns; what it has learnt is the average.
+        averaging = memory.dual_averaging
+        log_step = jnp.where(warming, averaging.log_step_size, averaging.log_step_size_avg)
+        step_size = jnp.exp(log_step)
+        kernel = blackjax.nuts.build_kernel()
+        # blackjax computes in JAX's default precision, which may be more than the run's.
+        working = jnp.zeros(()).dtype
+
+        def density(x):
+            return log_density(x.astype(dtype)).astype(working)
+
+        def transition(key, chain):
+            chain, mass, step = jax.tree_util.tree_map(
+                lambda leaf: leaf.astype(working),
+                (chain, memory.mass_matrix.inverse_mass_matrix, step_size),
+            )
+            return kernel(key, chain, density, step, mass, self.max_doublings)
+
+        moved, told = jax.vmap(transition)(jax.random.split(key, num_chains), memory.chains)
+        moved = jax.tree_util.tree_map(lambda leaf: leaf.astype(dtype), moved)
+        finite = jnp.isfinite(moved.logdensity) & jnp.all(
+            jnp.isfinite(moved.logdensity_grad), axis=1
+        )
+        chains = jax.tree_util.tree_map(
+            lambda new, old: jnp.where(finite.reshape(-1, *([1] * (new.ndim - 1))), new, old),
+            moved,
+            memory.chains,
+        )
+        acceptance = jnp.mean(jnp.nan_to_num(told.acceptance_rate)).astype(dtype)
+        averaging, mass = self._adapted(state.step, chains.position, acceptance, memory)
+        net, slot = _placed(memory.net, self.num_draws, state.step, warming)
+        moments = _counted(memory.moments, chains.position)
+        divergences = memory.divergences + jnp.sum(told.is_divergent)
+
+        # Slot k of chain c is row k * num_chains + c; rows beyond the last are dropped.
+        rows = slot * num_chains + jnp.arange(num_chains)
+        particles = state.particles.at[rows].set(chains.position, mode="drop")
+        scores = memory.scores.at[rows].set(chains.logdensity_grad, mode="drop")
+
+        def after(new, old):
+            """Nothing is counted in the warm-up."""
+            return jax.tree_util.tree_map(lambda n, o: jnp.where(warming, o, n), new, old)
+
+        moments = after(moments, memory.moments)
+        new = NUTSMemory(
+            chains,
+            averaging,
+            mass,
+            scores,
+            net,
+            moments,
+            after(divergences, memory.divergences),
+        )
+        new = jax.tree_util.tree_map(lambda n, old: n.astype(old.dtype), new, memory)
+        values = jnp.zeros(len(particles), dtype)
+        info = Info(
+            status=jnp.asarray(Status.RUNNING, jnp.int32),
+            kl_rate=jnp.full((), jnp.nan, dtype),
+            stein_ratio=Cloud(particles, scores, values, log_density).stein_ratio(),
+            step_size=step_size.astype(dtype),
+            accepted=jnp.any(chains.position != memory.chains.position),
+            extra={
+                "acceptance": acceptance,
+                "num_gradients": jnp.sum(told.num_integration_steps).astype(jnp.int32),
+                "divergences": new.divergences,
+                "r_hat": _r_hat(new.moments),
+                "drawn": jnp.mean(new.net.held >= 0, dtype=dtype),
+            },
+        )
+        return State(state.step + 1, particles, new), info
+
+    def _adaptations(self):
+        return dual_averaging_adaptation(self.target_acceptance), mass_matrix_adaptation(True)
+
+    def _adapted(self, step, positions, acceptance, memory: NUTSMemory):
+        """Dual averaging and mass matrix after a transition; unchanged after the warm-up."""
+        averaging, mass = self._adaptations()
+        schedule = jnp.asarray(build_schedule(self.num_warmup))
+        slow, ends = schedule[jnp.minimum(step, self.num_warmup - 1)].astype(bool)
+        warming = step < self.num_warmup
+
+        def choose(condition, new, old):
+            return jax.tree_util.tree_map(lambda n, o: jnp.where(condition, n, o), new, old)
+
+        learnt = averaging[1](memory.dual_averaging, acceptance)
+        gathered = memory.mass_matrix
+        for position in positions:
+            gathered = mass[1](gathered, position)
+        gathered = choose(slow, gathered, memory.mass_matrix)
+        ended = (averaging[0](averaging[2](learnt)), mass[2](gathered))
+        return choose(
+            warming,
+            choose(ends, ended, (learnt, gathered)),
+            (memory.dual_averaging, memory.mass_matrix),
+        )
+
+
+def nuts(
+    num_warmup: int = 500,
+    num_draws: int = 1000,
+    num_chains: int = 4,
+    target_acceptance: float = 0.8,
+) -> NUTS:
+    """NUTS: by default 4 chains of 500 + 1000 transitions, thinned to the number of particles.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np, parvi
+    >>> start = np.random.default_rng(0).normal(size=(400, 2))
+    >>> log_density = lambda x: -0.5 * jnp.sum((x - 3) ** 2)
+    >>> result = parvi.sample(log_density, start, sampler=parvi.nuts(200, 200))
+    >>> bool(abs(result.particles.mean() - 3) < 0.3), int(result.history["divergences"][-1])
+    (True, 0)
+    """
+    return NUTS(num_warmup, num_draws, num_chains, target_acceptance)
+
+
+def _carried(leaf, dtype) -> Array:
+    """As an array of the run's own dtype, or int32: the carry may not change its types."""
+    leaf = jnp.asarray(leaf)
+    return leaf.astype(dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
+
+
+def _placed(net: Net, num_draws: int, step, warming) -> tuple[Net, Int[Array, ""]]:
+    """The net after one more transition, and the slot for it (one past the last: none).
+
+    Of K slots, numbers 0 .. K-1 take one each. From K 2^m on, until K 2^(m+1), every number that
+    2^(m+1) divides takes the slot of the next one that 2^m divides but 2^(m+1) does not: then all
+    that are held are 2^(m+1) apart. Not every transition has a number: so many, that the net is
+    just full after ``num_draws`` of them.
+    """
+    num_slots = net.held.shape[0]
+    # The largest K 2^m that is no more than num_draws: so many numbers for num_draws transitions.
+    numbers = num_slots * 2 ** int(math.log2(num_draws // num_slots))
+    clock = net.clock + numbers
+    numbered = (clock >= num_draws) & ~warming
+    clock = jnp.where(numbered, clock - num_draws, clock)
+
+    number = net.next
+    if num_slots == 1:
+        kept, slot = numbered, jnp.zeros((), jnp.int32)
+    else:
+        # 2^m, by integers: a logarithm may round across a power of two.
+        powers = 2 ** jnp.arange(31 - num_slots.bit_length(), dtype=jnp.int32)
+        spacing = jnp.max(jnp.where(num_slots * powers <= number, powers, 0))
+        first = number < num_slots
+        multiple = number // jnp.maximum(2 * spacing, 1)
+        given = spacing * (2 * (multiple - (num_slots + 1) // 2) + 1)
+        slot = jnp.where(first, number, jnp.argmax(net.held == given))
+        divides = number % jnp.maximum(2 * spacing, 1) == 0
+        kept = numbered & (first | divides)
+    held = jnp.where(kept & (jnp.arange(num_slots) == slot), number, net.held)
+    # In the warm-up the latest states go round.
+    slot = jnp.where(warming, step % num_slots, jnp.where(kept, slot, num_slots))
+    clock = jnp.where(warming, net.clock, clock)
+    return Net(held, clock, number + numbered), slot
+
+
+def _counted(moments: Moments, draws: Float[Array, "c d"]) -> Moments:
+    """Welford's update, each chain for itself."""
+    num = moments.num + 1
+    delta = draws - moments.mean
+    mean = moments.mean + delta / num.astype(delta.dtype)
+    return Moments(num, mean, moments.square + delta * (draws - mean))
+
+
+def _r_hat(moments: Moments) -> Float[Array, ""]:
+    """sqrt((count - 1) / count + var(means) / mean(variances)), the largest coordinate's."""
+    num_chains = moments.mean.shape[0]
+    if num_chains == 1:
+        return jnp.full((), jnp.nan, moments.mean.dtype)
+    count = moments.num.astype(moments.mean.dtype)
+    within = jnp.mean(moments.square, axis=0) / (count - 1)
+    between = jnp.var(moments.mean, axis=0, ddof=1)
+    return jnp.where(count > 1, jnp.sqrt(jnp.max(between / within) + (count - 1) / count), jnp.nan)

@@ -1,0 +1,68 @@
+"""Targets with exact draws, on which samplers are compared."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from parvi.targets.gaussian import gaussian
+from parvi.targets.target import Target
+
+
+class Exact(NamedTuple):
+    """A target with a function ``draw(rng, n)`` that samples it exactly."""
+
+    target: Target
+    draw: Callable[[np.random.Generator, int], Float[np.ndarray, "n d"]]
+
+
+def rotated_gaussian(dim: int, condition: float, seed: int = 0) -> Exact:
+    """A Gaussian with mean 1 and variances geometric from condition^-1/2 to condition^1/2, rotated.
+
+    Parameters
+    ----------
+    dim
+        d.
+    condition
+        The condition number of its covariance.
+    seed
+        Of the rotation.
+    """
+    rng = np.random.default_rng(seed)
+    rotation = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
+    scales = np.geomspace(condition**-0.25, condition**0.25, dim)
+    factor = rotation * scales
+    target = gaussian(np.ones(dim), factor @ factor.T)
+    return Exact(target, lambda rng, n: 1 + rng.normal(size=(n, dim)) @ factor.T)
+
+
+def banana(noise: float = 0.5) -> Exact:
+    """x1 ~ N(0, 1) and x2 | x1 ~ N(x1^2, noise^2)."""
+
+    def log_density(x):
+        return -0.5 * x[0] ** 2 - 0.5 * ((x[1] - x[0] ** 2) / noise) ** 2
+
+    def draw(rng, n):
+        first = rng.normal(size=n)
+        return np.column_stack([first, first**2 + noise * rng.normal(size=n)])
+
+    return Exact(Target(log_density, like=np.zeros(2)), draw)
+
+
+def four_modes(dim: int = 2, radius: float = 5.0) -> Exact:
+    """Four unit Gaussians of equal weight on a circle in the first two coordinates."""
+    angles = np.pi / 4 + np.arange(4) * np.pi / 2
+    means = np.zeros((4, dim))
+    means[:, 0], means[:, 1] = radius * np.cos(angles), radius * np.sin(angles)
+
+    def log_density(x):
+        squares = jnp.sum((x - jnp.asarray(means, x.dtype)) ** 2, axis=1)
+        return jax.scipy.special.logsumexp(-0.5 * squares)
+
+    def draw(rng, n):
+        return means[rng.integers(0, 4, size=n)] + rng.normal(size=(n, dim))
+
+    return Exact(Target(log_density, like=np.zeros(dim)), draw)

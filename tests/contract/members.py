@@ -1,0 +1,56 @@
+"""Every sampler, one line each. A new sampler is added here and meets the whole contract."""
+
+import optax
+
+import parvi
+
+_SGD = optax.sgd(1e-3, momentum=0.9)
+
+
+def _flow(field, stepper=None):
+    return parvi.Flow(field, parvi.Constant(0.05) if stepper is None else stepper)
+
+
+def _linear(preconditioner):
+    return parvi.PFG(parvi.Linear(), preconditioner, parvi.Ridge(1e-3))
+
+
+# Samplers whose step does not depend on the order of the particles.
+EQUIVARIANT = {
+    "pfg": parvi.pfg(),
+    "pfg_algorithm_1": parvi.pfg_algorithm_1(),
+    "pfg_base_shift": parvi.pfg_algorithm_1(base_shift=0.1, warm_up=3),
+    "pfg_identity": _flow(_linear(parvi.Identity())),
+    "pfg_fisher_diagonal": _flow(_linear(parvi.FisherDiagonal(0.5))),
+    "pfg_fisher": _flow(_linear(parvi.Fisher())),
+    "pfg_hessian": _flow(_linear(parvi.Hessian())),
+    "pfg_inverse_covariance": _flow(_linear(parvi.InverseCovariance())),
+    "pfg_kronecker": _flow(_linear(parvi.Kronecker(((2, 2),)))),
+    "pfg_standardised": _flow(parvi.Standardised(_linear(parvi.Identity()))),
+    "pfg_curvature": _flow(_linear(parvi.Identity()), parvi.Curvature()),
+    "pfg_decaying": _flow(_linear(parvi.Identity()), parvi.Decaying(0.05)),
+    "svgd": parvi.svgd(),
+    "svgd_imq": parvi.svgd(kernel=parvi.IMQ()),
+    "svgd_linear": parvi.svgd(kernel=parvi.LinearKernel()),
+    "svgd_blocked": parvi.svgd(block_size=3),
+}
+
+# Samplers that draw at random, particle by particle.
+RANDOM = {
+    "pfg_random_features": _flow(
+        parvi.Whitened(parvi.PFG(parvi.RandomFeatures(8), parvi.Identity(), parvi.HeldOutRidge()))
+    ),
+    "pfg_early_stopping": _flow(
+        parvi.PFG(parvi.MLP(4), None, parvi.GradientDescent(_SGD, holdout=0.25, patience=2))
+    ),
+    "pfg_hutchinson": _flow(
+        parvi.PFG(
+            parvi.MLP(4),
+            parvi.Identity(),
+            parvi.GradientDescent(_SGD, batch_size=1),
+            divergence=parvi.Hutchinson(2),
+        )
+    ),
+}
+
+ALL = EQUIVARIANT | RANDOM

@@ -1,0 +1,148 @@
+"""What ``sample`` promises beside the arithmetic."""
+
+import _thread
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+
+
+def log_density(x):
+    return -0.5 * jnp.sum((x - 1) ** 2)
+
+
+def begin(num=64, dim=3, dtype=np.float64):
+    return np.random.default_rng(0).normal(size=(num, dim)).astype(dtype)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_dtype_is_the_dtype_of_the_run(dtype, flag):
+    seen = set()
+
+    def watched(x):
+        seen.add(x.dtype)
+        return log_density(x)
+
+    with jax.enable_x64(flag):
+        result = parvi.sample(watched, begin(dtype=dtype))
+        assert jnp.zeros(()).dtype == (jnp.float64 if flag else jnp.float32)
+    assert seen == {jnp.dtype(dtype)}
+    assert result.particles.dtype == dtype
+    assert result.log_density.dtype == dtype
+    assert result.history["kl_rate"].dtype == dtype
+    # Rounding of the run's own dtype, not of the other one: float64 gets closer than float32 can.
+    error = abs(result.particles.mean(axis=0) - 1).max()
+    assert error < 1e-2
+
+
+def test_float64_is_really_used():
+    """A difference that float32 cannot represent decides the answer."""
+    result = parvi.sample(lambda x: -0.5 * jnp.sum((x - 1e9) ** 2), begin() + 1e9, num_steps=40)
+    np.testing.assert_allclose(result.particles.mean(axis=0), 1e9, rtol=0, atol=1e-3)
+    np.testing.assert_allclose(result.particles.std(axis=0), 1.0, rtol=1e-3)
+
+
+def test_jax_array_keeps_its_dtype():
+    assert parvi.sample(log_density, jnp.asarray(begin(dtype=np.float32))).particles.dtype == "f4"
+    with jax.enable_x64(True):
+        init = jnp.asarray(begin())
+    assert parvi.sample(log_density, init).particles.dtype == np.float64
+
+
+def test_same_key_same_bits_and_other_key_other_bits():
+    def run(key):
+        init = lambda key, n: jax.random.normal(key, (n, 2))  # noqa: E731
+        return parvi.sample(log_density, init, key=key, num_particles=32).particles
+
+    np.testing.assert_array_equal(run(3), run(3))
+    np.testing.assert_array_equal(run(3), run(jax.random.key(3)))
+    np.testing.assert_array_equal(run(3), run(jax.random.PRNGKey(3)))
+    assert not np.array_equal(run(3), run(4))
+
+
+def test_init_left_out_where_the_target_knows_its_shape():
+    target = parvi.Target(
+        lambda p: -p["rate"] - 0.5 * jnp.sum(p["x"] ** 2),
+        like={"rate": np.ones(()), "x": np.ones((2, 2))},
+        constraints={"rate": parvi.Positive()},
+    )
+    result = parvi.sample(target)
+    assert result.num_particles == 512
+    assert result.particles["rate"].shape == (512,)
+    assert result.particles["x"].shape == (512, 2, 2)
+    assert (result.particles["rate"] > 0).all()
+    assert parvi.sample(target, num_particles=32).num_particles == 32
+
+
+def test_num_steps_is_exact_and_none_means_the_rule():
+    assert parvi.sample(log_density, begin(), num_steps=0).num_steps == 0
+    exact = parvi.sample(log_density, begin(), num_steps=3)
+    assert (exact.num_steps, exact.status) == (3, parvi.Status.MAX_STEPS)
+    ruled = parvi.sample(log_density, begin())
+    assert ruled.status == parvi.Status.CONVERGED
+    assert ruled.num_steps < 100
+    # Asked for more steps than the rule would do: all are done, and the status is still honest.
+    longer = parvi.sample(log_density, begin(), num_steps=ruled.num_steps + 20)
+    assert longer.num_steps == ruled.num_steps + 20
+    assert longer.status == parvi.Status.CONVERGED
+    short = parvi.sample(log_density, begin(), sampler=parvi.pfg(max_steps=2))
+    assert (short.num_steps, short.status) == (2, parvi.Status.MAX_STEPS)
+
+
+def test_prints_nothing_unless_asked(capfd):
+    parvi.sample(log_density, begin())
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+    parvi.sample(log_density, begin(), progress=True)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "KL rate" in captured.err
+
+
+@pytest.mark.parametrize("throw", [True, False])
+def test_interrupt_keeps_what_was_reached(throw):
+    sampler = parvi.Flow(parvi.SVGD(), parvi.Constant(1e-6))
+    arguments = {"sampler": sampler, "num_steps": 10_000_000, "throw": throw}
+    parvi.sample(log_density, begin(), sampler=sampler, num_steps=2)  # compiled before the clock
+    timer = threading.Timer(1.0, _thread.interrupt_main)
+    timer.start()
+    if throw:
+        with pytest.raises(parvi.SamplingInterrupted, match="interrupted") as excinfo:
+            parvi.sample(log_density, begin(), **arguments)
+        assert isinstance(excinfo.value, KeyboardInterrupt)
+        result = excinfo.value.result
+    else:
+        result = parvi.sample(log_density, begin(), **arguments)
+    timer.join()
+    assert result.status == parvi.Status.INTERRUPTED
+    assert 0 < result.num_steps < 10_000_000
+    assert np.isfinite(result.particles).all()
+    assert not np.array_equal(result.particles, begin())
+
+
+def test_minibatches_reach_the_full_posterior():
+    """Prior N(0, 1) and rows N(theta, 1): the posterior is N(sum / (N + 1), 1 / (N + 1))."""
+    data = np.random.default_rng(1).normal(2.0, 1.0, size=100)
+    target = parvi.MiniBatch(
+        lambda theta: -0.5 * jnp.sum(theta**2),
+        lambda theta, rows: -0.5 * (rows - theta[0]) ** 2,
+        data,
+        batch_size=20,
+        like=np.zeros(1),
+    )
+    sampler = parvi.Flow(
+        parvi.PFG(parvi.Linear(), parvi.Identity(), parvi.Ridge(1e-6)),
+        parvi.Decaying(5e-3, horizon=20, power=0.9),
+    )
+    result = parvi.sample(target, begin(64, 1) * 0.2, sampler=sampler, num_steps=1500)
+    mean, sd = data.sum() / 101, 101**-0.5
+    # The noise of 20 of 100 rows moves the mean of all particles together; with the decaying
+    # step its spread is below 0.2 posterior sds.
+    assert abs(result.particles.mean() - mean) < 0.5 * sd
+    # An N/B that is forgotten would give sd (1 + 20)^-1/2, more than twice as large.
+    assert 0.9 * sd < result.particles.std() < 1.1 * sd

@@ -1,0 +1,190 @@
+"""How far the particles go, and what is kept."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import parvi
+from parvi.interface import Cloud, Info
+from parvi.samplers.steppers import AbstractStepper, Proposal, Verdict
+
+VARIANCES = np.array([1.0, 4.0, 0.25])
+
+
+def log_density(x):
+    return -0.5 * jnp.sum(x**2 / jnp.asarray(VARIANCES, x.dtype))
+
+
+def begin(num=30, shift=0.0):
+    return np.random.default_rng(0).normal(size=(num, 3)) + shift
+
+
+def linear(preconditioner=None):
+    return parvi.PFG(parvi.Linear(), preconditioner, parvi.Ridge())
+
+
+def fitted(particles, field):
+    cloud = Cloud.at(log_density, jnp.asarray(particles))
+    fit, _ = field.fit(jax.random.key(0), cloud, field.init(jax.random.key(0), cloud.particles))
+    return cloud, fit
+
+
+def proposed(stepper, particles, field, step=0):
+    with jax.enable_x64(True):
+        cloud, fit = fitted(particles, field)
+        memory = stepper.init(cloud.particles)
+        proposal, _ = stepper.propose(jnp.asarray(step), cloud, fit, memory)
+        return jax.tree.map(np.asarray, (proposal, fit.values))
+
+
+def test_constant_and_decaying():
+    proposal, values = proposed(parvi.Constant(0.3), begin(), linear())
+    np.testing.assert_allclose(proposal.displacement, 0.3 * values, rtol=1e-14)
+    decaying = parvi.Decaying(0.3, horizon=10, power=0.5)
+    for step in (0, 30):
+        proposal, values = proposed(decaying, begin(), linear(), step)
+        expected = 0.3 / np.sqrt(1 + step / 10)
+        np.testing.assert_allclose(proposal.displacement, expected * values, rtol=1e-14)
+        np.testing.assert_allclose(proposal.step_size, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("preconditioner", "largest"),
+    # |H^-1 Hess| for Hess = diag(1, 1/4, 4): 4 with H = I, and 1 with H = Hess.
+    [(parvi.Identity(), 4.0), (parvi.Hessian(), 1.0)],
+)
+def test_curvature_is_seen_through_the_metric(preconditioner, largest):
+    stepper = parvi.Curvature(factor=0.5, max_step=10.0, warm_up=60)
+    for wrap in (lambda field: field, parvi.Whitened):
+        proposal, values = proposed(stepper, begin(), wrap(linear(preconditioner)))
+        if wrap is parvi.Whitened and isinstance(preconditioner, parvi.Identity):
+            continue  # the identity of the frame is another metric
+        # 60 power iterations at an eigenvalue ratio of 4: converged to rounding.
+        np.testing.assert_allclose(proposal.step_size, 0.5 / largest, rtol=1e-10)
+        np.testing.assert_allclose(proposal.displacement, proposal.step_size * values, rtol=1e-12)
+    short, _ = proposed(parvi.Curvature(max_step=0.01), begin(), linear(preconditioner))
+    np.testing.assert_allclose(short.step_size, 0.01)
+
+
+def test_optax_descends_against_the_velocity():
+    proposal, values = proposed(parvi.Optax(optax.sgd(0.2)), begin(), linear())
+    np.testing.assert_allclose(proposal.displacement, 0.2 * values, rtol=1e-14)
+    np.testing.assert_allclose(proposal.step_size, 0.2, rtol=1e-12)
+    adam, values = proposed(parvi.Optax(optax.adam(0.2)), begin(), linear())
+    # Adam's first step is the sign of the gradient.
+    np.testing.assert_allclose(adam.displacement, 0.2 * np.sign(values), rtol=1e-5)
+
+
+def test_trust_region_shortens_all_by_one_factor():
+    particles = begin(shift=100.0)
+    proposal, values = proposed(parvi.TrustRegion(parvi.Constant(1.0), 0.5), particles, linear())
+    lengths = np.sqrt(np.mean(proposal.displacement**2, axis=0)) / particles.std(axis=0)
+    np.testing.assert_allclose(lengths.max(), 0.5, rtol=1e-12)
+    ratios = proposal.displacement / values
+    np.testing.assert_allclose(ratios, proposal.step_size, rtol=1e-10)
+    assert proposal.step_size < 0.1
+    inside, values = proposed(parvi.TrustRegion(parvi.Constant(1e-3)), begin(), linear())
+    np.testing.assert_allclose(inside.displacement, 1e-3 * values, rtol=1e-14)
+
+
+def judged(step_size, slack=0.5):
+    """One judgement of a step along the exact H = Sigma*^-1 velocity from N(m, Sigma*)."""
+    stepper = parvi.LineSearch(step_size=step_size, max_step=10.0, slack=slack)
+    with jax.enable_x64(True):
+        cloud, fit = fitted(begin(shift=5.0), linear(parvi.Hessian()))
+        memory = stepper.init(cloud.particles)
+        proposal, memory = stepper.propose(jnp.asarray(0), cloud, fit, memory)
+        after = Cloud.at(log_density, cloud.particles + proposal.displacement)
+        verdict, memory = stepper.judge(cloud, after, fit, memory)
+    return bool(verdict.accepted), float(memory)
+
+
+def test_line_search_keeps_a_step_iff_it_does_not_overshoot():
+    # Far away the mean dominates: along f the KL is nearly quadratic with its minimum at step 1,
+    # and slack 1/2 allows 3/2 of it.
+    for step_size in (0.1, 0.9, 1.3):
+        assert judged(step_size) == (True, pytest.approx(1.2 * step_size))
+    for step_size in (1.8, 3.0):
+        assert judged(step_size) == (False, pytest.approx(0.5 * step_size))
+    assert judged(1.2, slack=0.0) == (False, pytest.approx(0.6))
+
+
+def test_rejected_moves_leave_everything_and_cost_one_evaluation():
+    class Refuse(AbstractStepper):
+        """Accepts every third move."""
+
+        def init(self, particles):
+            return jnp.zeros((), jnp.int32)
+
+        def propose(self, step, cloud, fit, memory):
+            return Proposal(0.1 * fit.values, jnp.asarray(0.1, fit.values.dtype)), memory + 1
+
+        def judge(self, before, after, fit, memory):
+            return Verdict(memory % 3 == 0, jnp.zeros((), bool)), memory
+
+    evaluations = 0
+
+    def counted(x):
+        def count(_):
+            nonlocal evaluations
+            evaluations += 1
+
+        jax.debug.callback(count, x[0])
+        return log_density(x)
+
+    sampler = parvi.Flow(linear(), Refuse())
+    with jax.enable_x64(True):
+        density = parvi.Target(counted, like=np.zeros(3)).full()
+        state = sampler.init(jax.random.key(0), jnp.asarray(begin(8)), density)
+        history = [np.asarray(state.particles)]
+        for step in range(6):
+            state, info = sampler.step(jax.random.key(step), state, density)
+            history.append(np.asarray(state.particles))
+            assert bool(info.accepted) == (step % 3 == 2)
+        jax.effects_barrier()
+    assert evaluations == 8 * 7
+    moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(history)]
+    assert moved == [False, False, True, False, False, True]
+
+
+def test_line_search_walks_up_to_a_wall_of_nan_and_says_that_it_stalled():
+    def walled(x):
+        return jnp.where(x[0] < 0.5, 3.0 * x[0], jnp.nan) - 0.5 * jnp.sum(x[1:] ** 2)
+
+    init = begin() * 0.05
+    sampler = parvi.Flow(linear(), parvi.LineSearch())
+    result = parvi.sample(walled, init, sampler=sampler, num_steps=500, throw=False)
+    assert result.status in (parvi.Status.NONFINITE, parvi.Status.STALLED)
+    assert not result.history["accepted"].all()
+    assert result.particles[:, 0].max() < 0.5
+    assert result.particles[:, 0].max() > 0.4
+
+
+def test_bad_start_does_not_explode():
+    """1e4 standard deviations away, ten times too wide: the first steps are the dangerous ones."""
+    init = 10 * begin(64) + 1e4
+    result = parvi.sample(log_density, init)
+    assert result.status == parvi.Status.CONVERGED
+    np.testing.assert_allclose(result.particles.std(axis=0), np.sqrt(VARIANCES), rtol=1e-2)
+    assert np.abs(result.particles.mean(axis=0) / np.sqrt(VARIANCES)).max() < 0.02
+
+
+def test_kl_rate_rule():
+    rule = parvi.KLRate(share=0.01, patience=3)
+    memory = rule.init(jnp.zeros((100, 5), jnp.float32))
+
+    def info(rate, accepted=True):
+        zero = jnp.zeros(())
+        return Info(zero, jnp.asarray(rate), zero, zero, jnp.asarray(accepted), {})
+
+    bound = 0.01 * 5 / 100
+    quiet, loud = info(-0.9 * bound), info(-1.1 * bound)
+    answers = []
+    for step in (quiet, quiet, loud, quiet, quiet, info(0.0, accepted=False), quiet, quiet, quiet):
+        done, memory = rule.update(step, memory)
+        answers.append(bool(done))
+    assert answers == [False] * 8 + [True]
