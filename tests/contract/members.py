@@ -33,10 +33,24 @@ EQUIVARIANT = {
     "svgd_imq": parvi.svgd(kernel=parvi.IMQ()),
     "svgd_linear": parvi.svgd(kernel=parvi.LinearKernel()),
     "svgd_blocked": parvi.svgd(block_size=3),
+    "matrix_svgd": parvi.matrix_svgd(),
+    "svn": parvi.svn(),
+    "projected_svn": parvi.projected_svn(rank=2),
+    "sliced_svgd": parvi.sliced_svgd(),
+    "jko_icnn": parvi.jko_icnn(width=4, num_inner_steps=3),
 }
 
 # Samplers that draw at random, particle by particle.
 RANDOM = {
+    "grassmann_svgd": parvi.grassmann_svgd(num_projectors=2),
+    "neural_svgd": parvi.neural_svgd(width=4, num_inner_steps=3),
+    "stein_neural_sampler": parvi.stein_neural_sampler(width=4, num_critic_steps=2),
+    "jko_variational": parvi.jko_variational(width=4, num_inner_steps=3),
+    "langevin": parvi.langevin(),
+    "mala": parvi.langevin(adjusted=True),
+    "sgld": parvi.sgld(),
+    "psgld": parvi.psgld(correction=parvi.ProbedCorrection()),
+    "nuts": parvi.nuts(2, 5, num_chains=2),
     "pfg_random_features": _flow(
         parvi.Whitened(parvi.PFG(parvi.RandomFeatures(8), parvi.Identity(), parvi.HeldOutRidge()))
     ),

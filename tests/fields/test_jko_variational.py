@@ -40,21 +40,20 @@ def gaussian(x):
     return -0.5 * jnp.sum((x - TARGET_MEAN) ** 2 / TARGET_VARIANCE)
 
 
-def moved_by(field, particles, log_density):
-    with jax.enable_x64(True):
-        particles = jnp.asarray(particles)
-        cloud = Cloud.at(log_density, particles)
-        memory = field.init(jax.random.key(1), particles)
-        fit, _ = eqx.filter_jit(field.fit)(jax.random.key(0), cloud, memory)
-        return np.asarray(particles + fit.values)
+def velocity_of(field, particles, log_density):
+    memory = field.init(jax.random.key(1), particles)
+    cloud = Cloud.at(log_density, particles)
+    return eqx.filter_jit(field.fit)(jax.random.key(0), cloud, memory)[0].velocity
 
 
 @pytest.mark.parametrize("step_size", [0.3, 2.0])
 def test_one_step_between_gaussians(step_size):
     expected_mean, expected_sd = exact_step(MEAN, SD, TARGET_MEAN, TARGET_VARIANCE, step_size)
-    particles = MEAN + SD * white(400, 2)
-    field = JKOVariational(ADAM, SLOW, width=4, step_size=step_size, num_inner_steps=400)
-    moved = moved_by(field, particles, gaussian)
+    with jax.enable_x64(True):
+        particles = jnp.asarray(MEAN + SD * white(400, 2))
+        field = JKOVariational(ADAM, SLOW, width=4, step_size=step_size, num_inner_steps=400)
+        velocity = velocity_of(field, particles, gaussian)
+        moved = np.asarray(particles + jax.vmap(velocity)(particles))
     # With h = 1 the step is exact. The ratio that is learned from 400 draws has an error of about
     # 1 / sqrt(400) = 5 %, of which a slow dual optimiser takes up a part.
     scale = np.sqrt(TARGET_VARIANCE)
@@ -66,18 +65,44 @@ def test_agrees_with_convex_networks_where_nothing_is_gaussian():
     def log_density(x):
         return -0.5 * x[0] ** 2 - 2 * (x[1] - x[0] ** 2) ** 2
 
-    particles = white(300, 2, seed=2)
     step_size = 0.5
-    game = JKOVariational(ADAM, optax.adam(1e-2), 16, step_size, 400, 3)
-    convex = JKOICNN(ADAM, ICNN(width=16), step_size, 400)
-    one, other = (moved_by(field, particles, log_density) for field in (game, convex))
-    # Two parametrisations of one minimiser from 300 particles: of the move itself (root mean
-    # square about 1) they agree to a quarter; the mean and spread, which are smooth functions of
-    # it, to the sampling error of 300 draws and a little.
-    length = np.sqrt(np.mean((one - particles) ** 2))
-    assert np.sqrt(np.mean((one - other) ** 2)) < 0.25 * length
-    np.testing.assert_allclose(one.mean(axis=0), other.mean(axis=0), atol=0.08)
-    np.testing.assert_allclose(one.std(axis=0), other.std(axis=0), rtol=0.1)
+
+    @eqx.filter_jit
+    def objective(velocity, particles):
+        """What a JKO step minimises, with the exact log determinant, for any map."""
+
+        def one(x):
+            moved = x + velocity(x)
+            slope = jnp.eye(2) + jax.jacfwd(velocity)(x)
+            cost = 0.5 * jnp.sum(velocity(x) ** 2) / step_size
+            return cost - log_density(moved) - jnp.linalg.slogdet(slope)[1], moved
+
+        values, moved = jax.vmap(one)(particles)
+        return jnp.mean(values), moved
+
+    with jax.enable_x64(True):
+        particles = jnp.asarray(white(300, 2, seed=2))
+        game = JKOVariational(ADAM, optax.adam(1e-2), 16, step_size, 400, 3)
+        convex = JKOICNN(ADAM, ICNN(width=16), step_size, 400)
+        before, _ = objective(jnp.zeros_like, particles)
+        (by_game, one), (by_convex, other) = (
+            (float(value), np.asarray(moved))
+            for value, moved in (
+                objective(velocity_of(field, particles, log_density), particles)
+                for field in (game, convex)
+            )
+        )
+    # Maps that differ by what hardly moves the density cost nearly the same, so they are compared
+    # by what they were made for. The game never sees the determinant that this objective has; its
+    # dual function, from 300 particles, is off by about 1 / sqrt(300) = 6 %, and so is its gain.
+    gain = float(before) - by_convex
+    assert gain > 1
+    assert abs(by_game - by_convex) < 0.06 * gain
+    # So are the moments, of which the last says that both have bent the particles.
+    np.testing.assert_allclose(one.mean(axis=0), other.mean(axis=0), atol=0.12)
+    np.testing.assert_allclose(one.std(axis=0), other.std(axis=0), rtol=0.12)
+    bends = [np.corrcoef(moved[:, 0] ** 2, moved[:, 1])[0, 1] for moved in (one, other)]
+    assert min(bends) > 0.4
 
 
 def test_dual_function_learns_the_log_ratio_to_the_reference():
@@ -102,13 +127,13 @@ def test_dual_function_learns_the_log_ratio_to_the_reference():
         cloud = Cloud.at(log_density, points)
         _, (dual, _) = eqx.filter_jit(field.fit)(jax.random.key(0), cloud, memory)
         grid = jnp.linspace(-1.5, 1.5, 31)[:, None]
-        learned = LogRatio(16)(dual, grid)
+        learned = np.asarray(LogRatio(16)(dual, grid))
         reference = -0.5 * grid[:, 0] ** 2 - 0.5 * jnp.log(2 * jnp.pi)
-        exact = jax.vmap(log_density)(grid) - reference
+        exact = np.asarray(jax.vmap(log_density)(grid) - reference)
     # 600 particles in about ten resolvable bins: an error of 1 / sqrt(60) = 0.13 in the log of
     # each; twice that. The log ratio itself spans 2 from the gap to the modes.
-    assert float(jnp.max(exact) - jnp.min(exact)) > 1.5
-    assert float(jnp.sqrt(jnp.mean((learned - exact) ** 2))) < 0.26
+    assert np.max(exact) - np.min(exact) > 1.5
+    assert np.sqrt(np.mean((learned - exact) ** 2)) < 0.26
 
 
 def test_ready_sampler_reaches_a_shifted_gaussian():

@@ -10,7 +10,7 @@ import parvi
 from parvi.interface import Cloud
 from parvi.samplers.ready import _adam, _swish
 
-START = np.random.default_rng(0).normal(size=(24, 2))
+START = np.random.default_rng(0).normal(size=(12, 2))
 
 
 def log_density(x):
@@ -20,7 +20,8 @@ def log_density(x):
 def test_is_pfg_with_identity_metric_bitwise():
     solver = parvi.GradientDescent(_adam(5e-3), 4, holdout=0.25, patience=2)
     field = parvi.PFG(parvi.Network(_swish(32, 2)), parvi.Identity(), solver)
-    by_hand = parvi.Flow(field, parvi.Optax(_adam(0.1)))
+    stepper = parvi.TrustRegion(parvi.Constant(0.1))
+    by_hand = parvi.Flow(parvi.Whitened(field), stepper)
     ready = parvi.neural_svgd(num_inner_steps=4, patience=2)
     runs = [parvi.sample(log_density, START, sampler=s, num_steps=3) for s in (by_hand, ready)]
     np.testing.assert_array_equal(runs[0].particles, runs[1].particles)
@@ -51,16 +52,18 @@ def test_fit_is_descent_on_the_regularised_stein_discrepancy():
         particles = jnp.asarray(START)
         memory = field.init(jax.random.key(7), particles)
         cloud = Cloud.at(log_density, particles)
-        fit, after = eqx.filter_jit(field.fit)(jax.random.key(3), cloud, memory)
+        fit, _ = eqx.filter_jit(field.fit)(jax.random.key(3), cloud, memory)
 
         # The same first weights, as a module; the same split, from the same keys.
         weights = memory.solver.parameters.trainable
         template = _swish(32, 2)(jax.random.key(0), 2)
-        network = eqx.combine(weights, eqx.filter(template, lambda x: not eqx.is_array(x)))
+        first = eqx.combine(weights, eqx.filter(template, lambda leaf: not eqx.is_array(leaf)))
+        network = first
         key_solve = jax.random.split(jax.random.key(3), 3)[0]
         order = np.asarray(jax.random.permutation(jax.random.split(key_solve)[0], len(START)))
-        held_out, train = order[:6], order[6:]
+        held_out, train = order[:3], order[3:]
 
+        @eqx.filter_jit
         def loss(network, rows):
             total = 0.0
             for row in rows:
@@ -70,34 +73,31 @@ def test_fit_is_descent_on_the_regularised_stein_discrepancy():
                 total += 0.5 * value @ value - value @ score - divergence
             return total / len(rows)
 
+        descent = eqx.filter_jit(eqx.filter_grad(loss))
         state = optimizer.init(eqx.filter(network, eqx.is_array))
         best, lowest = network, loss(network, held_out)
         for _ in range(num_steps):
-            gradient = eqx.filter_grad(loss)(network, train)
+            gradient = descent(network, train)
             updates, state = optimizer.update(gradient, state)
             network = eqx.apply_updates(network, updates)
             score = loss(network, held_out)
             if score < lowest:
                 best, lowest = network, score
-        expected = jnp.stack([best(x) for x in particles])
-        untrained = jnp.stack([template_at(weights, template, x) for x in particles])
+        expected = np.asarray(jax.vmap(best)(particles))
+        untrained = np.asarray(jax.vmap(first)(particles))
     # Two orders of summation in float64, magnified by Adam's division by its own gradients.
     np.testing.assert_allclose(fit.values, expected, rtol=1e-6, atol=1e-9)
     # The fit must have moved, or both sides would agree for nothing.
-    assert float(jnp.max(jnp.abs(expected - untrained))) > 1e-2
+    assert np.max(np.abs(expected - untrained)) > 1e-2
     assert int(fit.extra["inner_steps"]) == num_steps
-
-
-def template_at(weights, template, x):
-    return eqx.combine(weights, eqx.filter(template, lambda leaf: not eqx.is_array(leaf)))(x)
 
 
 def test_reaches_a_gaussian():
     start = np.random.default_rng(1).normal(size=(100, 2)).astype(np.float32)
-    sampler = parvi.neural_svgd(step_size=0.05, num_inner_steps=20)
-    result = parvi.sample(log_density, start, sampler=sampler, num_steps=200)
+    sampler = parvi.neural_svgd(num_inner_steps=20)
+    result = parvi.sample(log_density, start, sampler=sampler, num_steps=100)
     # 100 independent draws have a mean with a standard error of 0.1 (0.05) and standard
-    # deviations that are off by 7 %. The learned direction of 75 particles is as noisy as that, and
-    # Adam's particle steps of 0.05 add their own: three such errors.
+    # deviations that are off by 7 %. The learned direction of 75 particles is as noisy as that:
+    # three such errors.
     np.testing.assert_allclose(result.particles.mean(axis=0), [1, -1], atol=0.3)
-    np.testing.assert_allclose(result.particles.std(axis=0), [1, 0.5], rtol=0.3)
+    np.testing.assert_allclose(result.particles.std(axis=0), [1, 0.5], rtol=0.2)

@@ -148,7 +148,7 @@ def test_held_out_ridge_picks_the_best_on_held_out_particles(features, base_shif
         scores.append(float(loss))
     best = solver.ridges[int(np.argmin(scores))]
     assert float(extra["ridge"]) == best
-    # Neither end of the list, and not a tie: the choice means something.
+    # Not a tie: the choice means something.
     assert np.sort(scores)[1] - np.sort(scores)[0] > 1e-6
 
     gram, target = normal_equations(problem.functions, frozen, problem, order)

@@ -98,8 +98,11 @@ def test_full_system_is_the_second_variation():
 
     Written with the velocity itself: at the solution its gradient in the coefficients is zero.
     """
-    # Two particles far apart: the kernel matrix is far from singular and nothing is clipped.
-    density = lambda x: -0.5 * jnp.sum(x**2)  # noqa: E731
+
+    def density(x):
+        return -0.5 * jnp.sum(x**2)
+
+    # Three particles far apart: the kernel matrix is far from singular and nothing is clipped.
     particles = jnp.array([[1.5, 0.2], [-1.4, 0.9], [0.3, -1.6]])
     cloud = Cloud.at(density, particles)
     h = 1.5

@@ -80,10 +80,10 @@ def test_critic_learns_the_difference_of_scores():
     critic, _ = eqx.filter_jit(sampler._train_critic)(state.memory, cloud, frame, unit)
     inside = frame.enter(start)
     values = unit * AffineNetwork(4).values(Parameters((), critic), inside)
-    # 2000 particles: the scores' mean has a standard error of 0.02, and their own covariance, which
-    # the frame removes, is 3 % from I; the other coefficients are as small.
+    # The scores' mean over 2000 particles has a standard error of 0.02. A fit of 26 weights is off
+    # by sqrt(26 / 2000) = 0.11 in root mean square; twice that.
     np.testing.assert_allclose(values.mean(axis=0), shift, atol=0.08)
-    np.testing.assert_allclose(values.std(axis=0), 0, atol=0.12)
+    np.testing.assert_allclose(values.std(axis=0), 0, atol=0.23)
     value = sampler._discrepancy(critic, start, cloud.scores, frame, unit) * unit**2
     np.testing.assert_allclose(value, 0.5 * np.sum(shift**2), rtol=0.15)
 
@@ -107,11 +107,11 @@ def test_affine_network_has_the_divergence_of_its_jacobian():
 
 def test_keeps_the_last_good_particles():
     def log_density(x):
-        # A wall that the first step of the generator crosses.
-        return jnp.where(jnp.all(x < 1.0), 1000 * jnp.sum(x), jnp.nan)
+        # Walls that the first step of the generator crosses.
+        return jnp.where(jnp.all(jnp.abs(x) < 10), jnp.sum(x), jnp.nan)
 
     start = -jnp.abs(jax.random.normal(jax.random.key(0), (10, 2)))
-    sampler = SteinNeuralSampler(optax.sgd(1e3), optax.adam(1e-2), 4, 1)
+    sampler = SteinNeuralSampler(optax.sgd(1e6), optax.adam(1e-2), 4, 1)
     state = sampler.init(jax.random.key(1), start, log_density)
     after, info = sampler.step(jax.random.key(2), state, log_density)
     assert int(info.status) == Status.NONFINITE

@@ -151,7 +151,12 @@ def _enter(frame: AbstractFrame, cloud: Cloud) -> Cloud:
 
 
 class Whitened(AbstractField):
-    """Any field, fitted where the particles have mean 0 and covariance I: affine invariant."""
+    """Any field, fitted where the particles have mean 0 and covariance I.
+
+    Affine invariant where the field inside does not care for rotations (``Linear`` with
+    ``Identity``, ``Hessian``, ``RegressedHessian``; SVGD); others depend on the order of the
+    coordinates through the Cholesky factor. O(n d^2 + d^3).
+    """
 
     field: AbstractField
 

@@ -7,12 +7,14 @@ is convex in x where w >= 0 and U_l >= 0 and the activation s (softplus) is conv
 decreasing. With alpha I + B^T B = I, b = 0 and w = 0 its gradient is the identity.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Key
 
-Weights = PyTree[Array]
+Weights = dict[str, Any]
 
 
 class ICNN(eqx.Module):
@@ -94,7 +96,8 @@ class ICNN(eqx.Module):
         to u_l, grad^2 psi = alpha I + B^T B + sum_l J_l^T diag(g_l s''(a_l)) J_l.
         """
         # Forward: a_l and J_l. The slope of softplus is the logistic function.
-        before, jacobians = [], []
+        before: list[Array] = []
+        jacobians: list[Array] = []
         for layer in weights["layers"]:
             level, jacobian = layer["direct"] @ x + layer["offset"], layer["direct"]
             if before:

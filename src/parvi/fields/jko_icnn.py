@@ -125,7 +125,7 @@ class JKOICNN(AbstractField):
             weights = self.potential.project(optax.apply_updates(carry.weights, updates))
 
             # Where the density has no value: back to the best, with steps half as long.
-            finite = jnp.isfinite(value) & _all_finite(weights)
+            finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(weights))
             went = _Descent(weights, optimizer, best, lowest, carry.scale)
             back = _Descent(best, self.optimizer.init(best), best, lowest, 0.5 * carry.scale)
             return _where(finite, went, back)
@@ -142,8 +142,3 @@ class JKOICNN(AbstractField):
 
 def _where(condition, new, old):
     return jax.tree_util.tree_map(lambda a, b: jnp.where(condition, a, b), new, old)
-
-
-def _all_finite(tree):
-    leaves = jax.tree_util.tree_leaves(tree)
-    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))

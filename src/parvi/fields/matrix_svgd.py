@@ -133,7 +133,8 @@ class PreconditionerMixture(AbstractMatrixKernel):
 
     Each of the m anchors costs as much as SVGD: O(m n^2 d) time, and m matrices Q_l of memory.
     In high dimension the weights of anchors at the particles are nearly one for each particle's
-    own anchor: the particles then hardly see each other. Fewer, fixed anchors do not have this.
+    own anchor: the particles then hardly see each other, and the velocity is up to m times
+    smaller than with a shared preconditioner. Fewer, fixed anchors do not have this.
 
     Parameters
     ----------

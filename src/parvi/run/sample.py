@@ -13,6 +13,7 @@ from parvi.interface import AbstractSampler, Info
 from parvi.results.result import Result, Timing
 from parvi.run.advance import Run, advance, start
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
+from parvi.run.precision import precision
 from parvi.run.progress import Bar
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.ready import pfg
@@ -97,8 +98,7 @@ def sample(
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(single_blas_thread())
-        if dtype == np.float64:
-            stack.enter_context(jax.enable_x64(True))
+        stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
         target.check(particles, key_check)
         limit = sampler.max_steps if num_steps is None else int(num_steps)

@@ -194,10 +194,10 @@ def psgld(
     Examples
     --------
     >>> import jax.numpy as jnp, numpy as np, parvi
-    >>> scales = np.array([1.0, 10.0])
+    >>> scales = np.array([1.0, 0.1])
     >>> start = np.random.default_rng(1).normal(size=(500, 2))
     >>> log_density = lambda x: -0.5 * jnp.sum((x / scales) ** 2)
-    >>> result = parvi.sample(log_density, start, sampler=parvi.psgld())
+    >>> result = parvi.sample(log_density, start, sampler=parvi.psgld(decay=0.999))
     >>> bool(np.allclose(result.particles.std(axis=0), scales, rtol=0.2))
     True
     """

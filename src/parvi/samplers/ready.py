@@ -28,11 +28,12 @@ from parvi.samplers.steppers import Constant, LineSearch, Optax, TrustRegion
 
 
 def pfg(max_steps: int = 1000) -> Flow:
-    """Linear PFG without a setting to tune: affine invariant, stops by itself.
+    """Linear PFG without a setting to tune, which stops by itself.
 
     Affine maps are fitted in closed form to the particles whitened by their own mean and
-    covariance, in the metric of the regressed Hessian; a line search on the KL rate picks the
-    step, within a trust region of one standard deviation that grows while the moves are good.
+    covariance, in the metric of the regressed Hessian: the fit does not depend on the units or
+    the rotation of the parameters. A line search on the KL rate picks the step, within a trust
+    region of one standard deviation that grows while the moves are good.
 
     Examples
     --------
@@ -152,18 +153,19 @@ def neural_svgd(
     learning_rate: float = 5e-3,
     holdout: float = 0.25,
     patience: int = 10,
-    max_steps: int = 500,
+    max_steps: int = 400,
 ) -> Flow:
     """Neural variational gradient descent (di Langosco, Fortuin and Strathmann 2021).
 
     A swish network is fitted to the Stein direction under an L2 penalty, with Adam on some of the
-    particles until it no longer improves on the others: PFG with H = I.
+    particles until it no longer improves on the others: PFG with H = I. The particles are
+    whitened, so that one learning rate fits every problem.
     """
     solver = GradientDescent(
         _adam(learning_rate), num_inner_steps, holdout=holdout, patience=patience
     )
     field = PFG(Network(_swish(width, depth)), Identity(), solver)
-    return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
+    return Flow(Whitened(field), TrustRegion(Constant(step_size)), max_steps=max_steps)
 
 
 def stein_neural_sampler(
@@ -184,7 +186,7 @@ def jko_icnn(
     step_size: float = 1.0,
     width: int = 32,
     num_inner_steps: int = 100,
-    learning_rate: float = 1e-2,
+    learning_rate: float = 2e-2,
     max_steps: int = 40,
 ) -> Flow:
     """JKO steps by input-convex networks, in the whitened particles' own metric."""

@@ -144,7 +144,7 @@ class SteinNeuralSampler(AbstractSampler):
             critic,
             critic_optimizer,
         )
-        accepted = arrived.finite & _all_finite((generator, critic))
+        accepted = arrived.finite & jnp.isfinite(optax.tree.norm((generator, critic)))
 
         def keep(fresh, old):
             return jnp.where(accepted, fresh, old)
@@ -224,8 +224,3 @@ class SteinNeuralSampler(AbstractSampler):
         change = {name: updates[name] for name in outputs}
         moved = {name: inputs[name] + updates[name] for name in inputs}
         return value, stretched(change) | moved, optimizer
-
-
-def _all_finite(tree):
-    leaves = jax.tree_util.tree_leaves(tree)
-    return jnp.all(jnp.asarray([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))

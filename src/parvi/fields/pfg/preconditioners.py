@@ -59,7 +59,8 @@ class FisherDiagonal(AbstractPreconditioner):
     decay
         Weight of the past in the moving average (bias corrected); 0 for none.
     damping
-        Added to the diagonal, as a share of its mean.
+        Added to the diagonal, as a share of its mean. (The dense metrics below clip their
+        eigenvalues at this share of the largest instead.)
     """
 
     exponent: float = 1.0

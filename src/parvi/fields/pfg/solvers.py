@@ -190,6 +190,8 @@ class GradientDescent(AbstractSolver):
             )
         if self.holdout != 0.0:
             _check_holdout(self.holdout)
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}.")
 
     def check(self, functions, regulariser, num, dim):
         if self.batch_size is not None and not 1 <= self.batch_size <= num:
