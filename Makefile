@@ -19,7 +19,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

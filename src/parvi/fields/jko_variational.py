@@ -90,8 +90,8 @@ class JKOVariational(AbstractField):
     to learn what is not Gaussian about them, and stays near 1 however far the map goes. Between
     Gaussians h = 1, and the step is exact.
 
-    An inner step costs O(n d (d + width)), one gradient of the log density a particle, and as
-    many draws from mu as there are particles for each dual step.
+    An inner step costs O(n d (d + width)), one gradient of the log density a particle, and eight
+    draws from mu a particle for each dual step.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class JKOVariational(AbstractField):
     width: int = 32
     step_size: float = 1.0
     num_inner_steps: int = 100
-    num_dual_steps: int = 2
+    num_dual_steps: int = 5
 
     def __check_init__(self):
         if self.step_size <= 0:

@@ -198,13 +198,14 @@ def jko_variational(
     step_size: float = 1.0,
     width: int = 32,
     num_inner_steps: int = 100,
-    num_dual_steps: int = 2,
+    num_dual_steps: int = 5,
     learning_rate: float = 1e-2,
+    dual_learning_rate: float = 3e-3,
     weight_decay: float = 1e-2,
     max_steps: int = 40,
 ) -> Flow:
     """JKO steps by a primal-dual game, in the whitened particles' own metric."""
-    dual = _adamw(learning_rate, weight_decay)
+    dual = _adamw(dual_learning_rate, weight_decay)
     field = JKOVariational(
         _adam(learning_rate), dual, width, step_size, num_inner_steps, num_dual_steps
     )

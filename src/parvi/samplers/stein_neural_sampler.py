@@ -46,7 +46,8 @@ class SteinNeuralSampler(AbstractSampler):
     Lengths are measured in the frame of the generated particles: the critic sees them whitened and
     its penalty is in that metric, in units of their mean squared score, and the gradient of the
     output weights is taken there. Without this the Fisher divergence squares the condition number
-    of the target.
+    of the target. What it does not change: a Fisher divergence is blind to the weights of separate
+    modes, and the generator settles in one of them.
 
     A step costs ``num_critic_steps`` of O(n d (d + width)), and one gradient of the score, about
     three gradients of the log density, at n points of fresh noise, beside n for the particles.
