@@ -5,7 +5,7 @@ import sys
 
 from rich.console import Console
 
-NAMES = ("threads", "pfg_scaling", "svgd_peers", "choosing")
+NAMES = ("threads", "pfg_scaling", "svgd_peers", "choosing", "collapse")
 
 
 def main() -> None:

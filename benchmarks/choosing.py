@@ -1,7 +1,7 @@
 """Every sampler with its defaults on five targets: the table and the picture of docs/choosing.md.
 
-``python -m benchmarks choosing`` measures all cells and writes ``docs/choosing_table.md``,
-``docs/choosing.png`` and the numbers themselves to ``results/choosing.json``.
+``python -m benchmarks choosing`` measures all cells, saves each to ``results/choosing.json`` as it
+finishes, and writes the table into ``docs/choosing.md`` and the picture beside it.
 """
 
 import json
@@ -20,6 +20,9 @@ from parvi.targets import zoo
 NUM_PARTICLES = 200
 NUM_TRUTH = 4000
 ROOT = pathlib.Path(__file__).parents[1]
+
+# What stands between these lines of docs/choosing.md is made here.
+BEGIN, END = "<!-- made by python -m benchmarks choosing -->", "<!-- end -->"
 
 SAMPLERS = {
     "pfg": parvi.pfg,
@@ -161,6 +164,8 @@ def main(console: Console) -> None:
         store.write_text(json.dumps(cells))
     cells = {name: cells[name] for name in SAMPLERS}
     text = table(cells, list(exacts))
-    (ROOT / "docs" / "choosing_table.md").write_text(text)
+    page = ROOT / "docs" / "choosing.md"
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(before + BEGIN + "\n" + text + END + rest.split(END)[1])
     picture(cells, truths, ROOT / "docs" / "choosing.png")
     console.print(text)
