@@ -23,6 +23,10 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 # What stands between these lines of docs/choosing.md is made here.
 BEGIN, END = "<!-- made by python -m benchmarks choosing -->", "<!-- end -->"
+PICTURE = """![the final particles of every sampler on the banana and on the mixture](choosing.png)
+
+*Final particles over exact draws (grey): above the banana, below the mixture.*
+"""
 
 SAMPLERS = {
     "pfg": parvi.pfg,
@@ -166,6 +170,7 @@ def main(console: Console) -> None:
     text = table(cells, list(exacts))
     page = ROOT / "docs" / "choosing.md"
     before, rest = page.read_text().split(BEGIN)
-    page.write_text(before + BEGIN + "\n" + text + END + rest.split(END)[1])
+    made = f"{BEGIN}\n{text}\n{PICTURE}\n{END}"
+    page.write_text(before + made + rest.split(END)[1])
     picture(cells, truths, ROOT / "docs" / "choosing.png")
     console.print(text)
