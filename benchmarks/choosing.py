@@ -91,6 +91,8 @@ def evaluations_per_step(make, target, dim) -> float:
 
 def cell(name, exact, truth) -> dict:
     """One sampler on one target: error against i.i.d., evaluations, seconds."""
+    # Compiled programs pile up until the system has no more memory maps to give.
+    jax.clear_caches()
     make = SAMPLERS[name]
     assert exact.target.layout is not None
     dim = exact.target.layout.dim

@@ -11,7 +11,8 @@ COUNTS = (5, 10, 100, 1000)
 
 
 def main(console: Console) -> None:
-    target, sampler = sonar_shaped(), parvi.pfg_algorithm_1(step_size=1e-3)
+    target = sonar_shaped()
+    sampler = parvi.pfg_algorithm_1(step_size=1e-3, preconditioner=parvi.Identity())
     table = Table(title="PFG, two layers (h = 32, T' = 5), d = 61, 166 rows: 1000 steps")
     for column in ("particles", "seconds", "compile", "over n = 5", "n over 5"):
         table.add_column(column, justify="right")

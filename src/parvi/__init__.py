@@ -25,6 +25,7 @@ from parvi.fields.pfg.functions import MLP as MLP
 from parvi.fields.pfg.functions import Linear as Linear
 from parvi.fields.pfg.functions import Network as Network
 from parvi.fields.pfg.functions import RandomFeatures as RandomFeatures
+from parvi.fields.pfg.functions import Scaling as Scaling
 from parvi.fields.pfg.objective import Convex as Convex
 from parvi.fields.pfg.objective import Exact as Exact
 from parvi.fields.pfg.objective import ForwardMode as ForwardMode
@@ -51,6 +52,7 @@ from parvi.results import metrics as metrics
 from parvi.results.result import Result as Result
 from parvi.results.result import load as load
 from parvi.run.sample import sample as sample
+from parvi.samplers.affine_then_bend import AffineThenBend as AffineThenBend
 from parvi.samplers.chains import NUTS as NUTS
 from parvi.samplers.chains import nuts as nuts
 from parvi.samplers.flow import Flow as Flow
@@ -87,6 +89,7 @@ from parvi.samplers.steppers import Decaying as Decaying
 from parvi.samplers.steppers import LineSearch as LineSearch
 from parvi.samplers.steppers import Optax as Optax
 from parvi.samplers.steppers import TrustRegion as TrustRegion
+from parvi.samplers.stopping import AtRest as AtRest
 from parvi.samplers.stopping import KLRate as KLRate
 from parvi.samplers.stopping import Never as Never
 from parvi.status import SamplingError as SamplingError

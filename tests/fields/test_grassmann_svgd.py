@@ -174,6 +174,7 @@ def average_variance(sampler, num, dim, num_steps):
     return np.mean(np.var(result.particles, axis=0))
 
 
+@pytest.mark.slow
 def test_keeps_the_variance_where_svgd_loses_it():
     # The step of Adam leaves the particles jittering and 60 of them are few: 20 %. SVGD tends to
     # about ln(n)/d = 0.1 of the variance.

@@ -121,6 +121,7 @@ def test_goes_back_where_the_density_has_no_value():
     assert float(jnp.mean(fit.values)) < 0
 
 
+@pytest.mark.slow
 def test_ready_sampler_reaches_a_shifted_gaussian():
     start = jnp.asarray(white(50, 2, seed=1), jnp.float32)
     result = parvi.sample(

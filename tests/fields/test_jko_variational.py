@@ -105,6 +105,7 @@ def test_agrees_with_convex_networks_where_nothing_is_gaussian():
     assert min(bends) > 0.4
 
 
+@pytest.mark.slow
 def test_dual_function_learns_the_log_ratio_to_the_reference():
     # Particles on two sides of 0 with covariance 1, so that the reference is N(0, 1): the log
     # ratio is known, and at the target the map should rest, by the dual function alone.
@@ -136,6 +137,7 @@ def test_dual_function_learns_the_log_ratio_to_the_reference():
     assert np.sqrt(np.mean((learned - exact) ** 2)) < 0.26
 
 
+@pytest.mark.slow
 def test_ready_sampler_reaches_a_shifted_gaussian():
     start = jnp.asarray(white(50, 2, seed=1), jnp.float32)
     result = parvi.sample(

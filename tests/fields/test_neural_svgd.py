@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import parvi
 from parvi.interface import Cloud
@@ -92,6 +93,7 @@ def test_fit_is_descent_on_the_regularised_stein_discrepancy():
     assert int(fit.extra["inner_steps"]) == num_steps
 
 
+@pytest.mark.slow
 def test_reaches_a_gaussian():
     start = np.random.default_rng(1).normal(size=(100, 2)).astype(np.float32)
     sampler = parvi.neural_svgd(num_inner_steps=20)

@@ -144,6 +144,7 @@ def test_permuted_particles_move_alike():
         np.testing.assert_allclose(again.values, fit.values[order], atol=1e-11)
 
 
+@pytest.mark.slow
 def test_keeps_the_variance_where_svgd_loses_it():
     dim, num = 40, 60
     start = np.random.default_rng(0).normal(1, 1.4, size=(num, dim)).astype(np.float32)

@@ -132,7 +132,13 @@ def test_to_the_letter(name):
 def test_ready_made_algorithm_1_has_momentum_and_warm_up():
     """``parvi.pfg_algorithm_1`` is the same algorithm with the optimiser that it says."""
     ready = parvi.pfg_algorithm_1(
-        ETA, WIDTH, NUM_INNER, learning_rate=ETA_INNER, momentum=0.9, warm_up=2
+        ETA,
+        WIDTH,
+        NUM_INNER,
+        learning_rate=ETA_INNER,
+        momentum=0.9,
+        preconditioner=parvi.Identity(),
+        warm_up=2,
     )
     optimizer = optax.sgd(ETA_INNER, momentum=0.9)
     solver = parvi.GradientDescent(optimizer, num_steps=NUM_INNER, warm_up=2)

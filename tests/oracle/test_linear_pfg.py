@@ -9,7 +9,7 @@ from oracle import exact
 DIM, NUM, CONDITION = 50, 200, 1e4
 
 SAMPLERS = {
-    "default": parvi.pfg(),
+    "affine default": parvi.pfg(num_features=0),
     "newton": parvi.Flow(
         parvi.PFG(parvi.Linear(), parvi.Hessian(), parvi.Ridge()), parvi.Constant(0.5)
     ),

@@ -146,3 +146,17 @@ def test_runaway_particles_are_called_diverged():
     )
     assert result.status in (parvi.Status.DIVERGED, parvi.Status.NONFINITE)
     assert np.isfinite(result.particles).all()
+
+
+def test_a_minority_outside_the_support_is_moved():
+    """x > -1 is not declared, and some start points are below it."""
+
+    def log_density(x):
+        return jnp.sum(jnp.where(x > -1, 2 * jnp.log1p(x) - 4 * x, jnp.nan))
+
+    start = np.random.default_rng(0).normal(size=(200, 1))
+    outside = int((start <= -1).sum())
+    result = parvi.sample(log_density, start, num_steps=0)
+    assert result.num_rescued == outside > 0
+    assert (result.particles > -1).all()
+    np.testing.assert_array_equal(result.particles[start > -1], start[start > -1])

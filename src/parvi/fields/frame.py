@@ -32,6 +32,10 @@ class AbstractFrame(eqx.Module):
     def shrink(self, dx: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """L^-1 dx: directions from the original coordinates to the frame."""
 
+    @abc.abstractmethod
+    def push(self, s: Float[Array, "... d"]) -> Float[Array, "... d"]:
+        """L^-T s: scores from the frame to the original coordinates."""
+
     def enter(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Points from the original coordinates to the frame."""
         return self.shrink(x - self.mean)
@@ -60,6 +64,9 @@ class DiagonalFrame(AbstractFrame):
 
     def shrink(self, dx):
         return dx / self.scale
+
+    def push(self, s):
+        return s / self.scale
 
 
 class DenseFrame(AbstractFrame):
@@ -95,6 +102,9 @@ class DenseFrame(AbstractFrame):
 
     def shrink(self, dx):
         return dx @ self.inverse.T
+
+    def push(self, s):
+        return s @ self.inverse
 
 
 def _variances(particles):

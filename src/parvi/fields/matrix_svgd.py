@@ -262,6 +262,9 @@ class MetricFrame(AbstractFrame):
     def shrink(self, dx):
         return self.root.apply(dx)
 
+    def push(self, s):
+        return self.root.apply(s)
+
 
 class ComposedFrame(AbstractFrame):
     """A frame in a frame: L = L_outer L_inner, both centred at zero."""
@@ -278,6 +281,9 @@ class ComposedFrame(AbstractFrame):
 
     def shrink(self, dx):
         return self.inner.shrink(self.outer.shrink(dx))
+
+    def push(self, s):
+        return self.outer.push(self.inner.push(s))
 
 
 def frame_of(metric: AbstractMetric, mean: Float[Array, " d"]) -> AbstractFrame:

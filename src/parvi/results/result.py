@@ -1,6 +1,7 @@
 """``Result``: the particles, how the run ended, and the way there."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
@@ -9,9 +10,10 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from parvi.interface import AbstractSampler, Info
-from parvi.results import arviz, storage
+from parvi.results import arviz, checks, storage
 from parvi.status import Status
-from parvi.targets.target import AbstractTarget
+from parvi.targets.precision import precision
+from parvi.targets.target import AbstractTarget, Target
 
 if TYPE_CHECKING:
     import arviz as az
@@ -48,6 +50,10 @@ class Result:
         Its settings in words, and the seed, for the record.
     timing
         Seconds.
+    num_rescued
+        Initial particles that were moved between others, because their density was not finite.
+    target
+        What was sampled; None in a result that was loaded from a file.
     """
 
     particles: PyTree[np.ndarray]
@@ -58,6 +64,8 @@ class Result:
     sampler: str
     key: str
     timing: Timing
+    num_rescued: int = 0
+    target: AbstractTarget | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
     def build(
@@ -69,6 +77,7 @@ class Result:
         sampler: AbstractSampler,
         key: Any,
         timing: Timing,
+        num_rescued: int = 0,
     ) -> "Result":
         """From what the loop left behind."""
         layout = target.layout
@@ -83,6 +92,8 @@ class Result:
             sampler=repr(sampler),
             key=str(key),
             timing=timing,
+            num_rescued=num_rescued,
+            target=target,
         )
 
     @property
@@ -113,6 +124,33 @@ class Result:
             table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
         return pd.DataFrame(table, index=self.names)
 
+    def check(self, target: AbstractTarget | Callable | None = None) -> checks.Check:
+        """What is wrong with these particles, in words, as far as they can tell.
+
+        Tests of Stein's identity that the run did not use, each in units of what as many
+        independent draws would show. ``check().ok`` says whether nothing was found; print it to
+        read the findings. n further gradients, and some seconds to compile them.
+
+        Parameters
+        ----------
+        target
+            What was sampled, where the result was loaded from a file.
+        """
+        target = self.target if target is None else target
+        if target is None:
+            raise ValueError(
+                "A loaded result does not hold the log density: give it, result.check(target)."
+            )
+        target = target if isinstance(target, AbstractTarget) else Target(target)
+        example = jax.tree_util.tree_map(lambda a: a[0], self.particles)
+        target = target.laid_out(example)
+        layout = target.layout
+        assert layout is not None
+        with precision(self.log_density.dtype):
+            flat = jax.vmap(layout.unconstrain)(self.particles)
+            tempered = bool(np.any(self.history.get("beta", np.ones(1)) < 1))
+            return checks.check(self.status, target.full(), flat, tempered)
+
     def to_arviz(self) -> "az.InferenceData":
         """An ArviZ ``InferenceData``: one chain of n draws, log density in ``sample_stats``."""
         return arviz.inference_data(self.particles, self.log_density, self._facts())
@@ -130,6 +168,7 @@ class Result:
             "key": self.key,
             "seconds": self.timing.seconds,
             "compile_seconds": self.timing.compile_seconds,
+            "num_rescued": self.num_rescued,
         }
 
     def __repr__(self) -> str:
@@ -172,6 +211,7 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         sampler=facts["sampler"],
         key=facts["key"],
         timing=Timing(facts["seconds"], facts["compile_seconds"]),
+        num_rescued=facts["num_rescued"],
     )
 
 

@@ -13,11 +13,11 @@ from parvi.interface import AbstractSampler, Info
 from parvi.results.result import Result, Timing
 from parvi.run.advance import Run, advance, start
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
-from parvi.run.precision import precision
 from parvi.run.progress import Bar
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.ready import pfg
 from parvi.status import SamplingError, SamplingInterrupted, Status
+from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
 
 # Steps of one compiled call at the most, and how long one should take: often enough for the bar
@@ -100,12 +100,14 @@ def sample(
         stack.enter_context(single_blas_thread())
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
+        particles, num_rescued = target.rescued(particles, key_check)
         target.check(particles, key_check)
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
         stops = np.bool_(num_steps is None)
         outcome = _drive(key_run, particles, sampler, target, limit, stops, bar)
-        return _finish(outcome, sampler, target, key, time.perf_counter() - began, throw)
+        seconds = time.perf_counter() - began
+        return _finish(outcome, sampler, target, key, seconds, num_rescued, throw)
 
 
 class _Outcome:
@@ -151,7 +153,7 @@ def _first(infos: Info, steps: int) -> Info:
     return jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], infos)
 
 
-def _finish(outcome, sampler, target, key, seconds, throw) -> Result:
+def _finish(outcome, sampler, target, key, seconds, num_rescued, throw) -> Result:
     run = outcome.run
     status = Status(int(run.status))
     if outcome.interrupted:
@@ -166,6 +168,7 @@ def _finish(outcome, sampler, target, key, seconds, throw) -> Result:
         sampler=sampler,
         key=key,
         timing=Timing(seconds, outcome.compile_seconds),
+        num_rescued=num_rescued,
     )
     if throw and outcome.interrupted:
         raise SamplingInterrupted(

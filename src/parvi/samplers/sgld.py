@@ -37,7 +37,7 @@ class PolynomialDecay(eqx.Module):
         gamma; 0 for a constant step. Welling & Teh use 0.55.
     """
 
-    scale: float = 0.1
+    scale: float = 0.02
     offset: float = 10.0
     power: float = 0.55
 
@@ -114,7 +114,7 @@ class SGLD(AbstractSampler):
 
 
 def sgld(
-    step_size: float | Schedule = 0.1,
+    step_size: float | Schedule = 0.02,
     offset: float = 10.0,
     power: float = 0.55,
     max_steps: int = 2000,

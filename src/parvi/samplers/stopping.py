@@ -44,3 +44,13 @@ class Never(AbstractStoppingRule):
 
     def update(self, info, memory):
         return jnp.zeros((), bool), memory
+
+
+class AtRest(AbstractStoppingRule):
+    """Done when the sampler itself says so, by ``at_rest`` in its history."""
+
+    def init(self, particles):
+        return ()
+
+    def update(self, info, memory):
+        return info.extra["at_rest"], memory

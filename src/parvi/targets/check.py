@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from parvi.interface import Cloud, LogDensity
 
@@ -14,6 +14,10 @@ _NOT_TRACEABLE = (
     jax.errors.TracerIntegerConversionError,
     jax.errors.NonConcreteBooleanIndexError,
 )
+
+
+# How often particles are moved before the log density is blamed.
+_ATTEMPTS = 5
 
 
 def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -> None:
@@ -53,6 +57,33 @@ def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -
             "casts or stop_gradient do this); give its gradient with parvi.Target(log_density, "
             "score=...)."
         )
+
+
+def rescued(
+    log_density: LogDensity, particles: Float[Array, "n d"], key: Key[Array, ""]
+) -> tuple[Float[Array, "n d"], int]:
+    """Particles where the density is not finite, moved between two others; and how many.
+
+    Only where they are fewer than half: else, and for a log density that cannot be evaluated,
+    nothing is moved, and ``check_log_density`` says why.
+    """
+    num, count = len(particles), 0
+    for attempt in range(_ATTEMPTS):
+        try:
+            values, scores = map(np.asarray, _evaluate(log_density, particles))
+        except Exception:
+            return particles, 0
+        bad = ~(np.isfinite(values) & np.isfinite(scores).all(axis=1))
+        if not bad.any() or 2 * bad.sum() >= num:
+            break
+        count = count if attempt else int(bad.sum())
+        key, key_pairs, key_shares = jax.random.split(key, 3)
+        good = np.flatnonzero(~bad)
+        pairs = good[np.asarray(jax.random.randint(key_pairs, (2, num), 0, len(good)))]
+        shares = jax.random.uniform(key_shares, (num, 1), particles.dtype)
+        between = shares * particles[pairs[0]] + (1 - shares) * particles[pairs[1]]
+        particles = jnp.where(bad[:, None], between, particles)
+    return particles, count
 
 
 @eqx.filter_jit

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.interface import LogDensity
-from parvi.targets.check import check_log_density, check_scalar
+from parvi.targets.check import check_log_density, check_scalar, rescued
 from parvi.targets.flatten import Layout
 
 
@@ -30,6 +30,12 @@ class AbstractTarget(eqx.Module):
     @abc.abstractmethod
     def laid_out(self, like: PyTree) -> Self:
         """The same target for particles that look like ``like``."""
+
+    def rescued(
+        self, particles: Float[Array, "n d"], key: Key[Array, ""]
+    ) -> tuple[Float[Array, "n d"], int]:
+        """A minority of particles without a finite density, moved between others; how many."""
+        return rescued(self.at(key), particles, key)
 
     def check(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> None:
         """Raise a ``ValueError`` that says in one sentence what is wrong, if anything is."""

@@ -66,3 +66,31 @@ def four_modes(dim: int = 2, radius: float = 5.0) -> Exact:
         return means[rng.integers(0, 4, size=n)] + rng.normal(size=(n, dim))
 
     return Exact(Target(log_density, like=np.zeros(dim)), draw)
+
+
+def funnel(dim: int = 10, scale: float = 1.5) -> Exact:
+    """Neal's funnel: v ~ N(0, scale^2) first, the others N(0, exp(v)) given it."""
+
+    def log_density(x):
+        spread = -0.5 * jnp.exp(-x[0]) * jnp.sum(x[1:] ** 2) - 0.5 * (dim - 1) * x[0]
+        return -0.5 * (x[0] / scale) ** 2 + spread
+
+    def draw(rng, n):
+        first = scale * rng.normal(size=n)
+        rest = np.exp(first / 2)[:, None] * rng.normal(size=(n, dim - 1))
+        return np.column_stack([first, rest])
+
+    return Exact(Target(log_density, like=np.zeros(dim)), draw)
+
+
+def student_t(dim: int = 5, degrees: float = 5.0) -> Exact:
+    """The multivariate Student-t with unit scale."""
+
+    def log_density(x):
+        return -0.5 * (degrees + dim) * jnp.log1p(jnp.sum(x**2) / degrees)
+
+    def draw(rng, n):
+        mixing = rng.chisquare(degrees, size=n) / degrees
+        return rng.normal(size=(n, dim)) / np.sqrt(mixing)[:, None]
+
+    return Exact(Target(log_density, like=np.zeros(dim)), draw)

@@ -91,6 +91,31 @@ class Linear(AbstractFeatures):
         return dim + 1
 
 
+class Scaling(AbstractFunctions):
+    """f_j(x) = b_j + a_j x_j: shifts and scales each coordinate by itself. O(n d).
+
+    For fewer particles than dimensions, where a covariance cannot be told.
+    """
+
+    def init(self, key, particles):
+        return Parameters((), _zero_weights(particles, 2))
+
+    def __call__(self, parameters, x):
+        return parameters.trainable[:, 0] + parameters.trainable[:, 1] * x
+
+    def with_divergences(self, parameters, particles):
+        weights = parameters.trainable
+        values = weights[:, 0] + weights[:, 1] * particles
+        return values, jnp.full(particles.shape[0], jnp.sum(weights[:, 1]))
+
+    def closed_form(
+        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"]
+    ) -> Float[Array, "d 2"]:
+        """The minimiser for H = I where every coordinate has mean 0 and variance 1."""
+        slopes = jnp.mean(scores * particles, axis=0) + 1
+        return jnp.stack([jnp.mean(scores, axis=0), slopes], axis=1)
+
+
 class RandomFeatures(AbstractFeatures):
     """f(x) = W (1, x, s(w_1 . x + b_1), ..., s(w_k . x + b_k)) with frozen random directions.
 
@@ -123,6 +148,25 @@ class RandomFeatures(AbstractFeatures):
         weights = _zero_weights(particles, self.num_weights(dim))
         return Parameters((directions, offsets), weights)
 
+    def informed(
+        self, key: Key[Array, ""], particles: Float[Array, "n d"], scores: Float[Array, "n d"]
+    ) -> PyTree[Array]:
+        """Directions and thresholds, half of the directions where whitened particles are bent.
+
+        Those are the residuals s + z, zero for a Gaussian, of random particles; they find the
+        few directions that matter among many. The others are differences of random particles,
+        and the thresholds are at random particles.
+        """
+        num = len(particles)
+        chosen = jax.random.randint(key, (3, self.num_features), 0, num)
+        first, second = particles[chosen[0]], particles[chosen[1]]
+        residual = scores[chosen[0]] + first
+        bent = (jnp.arange(self.num_features) % 2 == 0)[:, None]
+        directions = jnp.where(bent, residual, first - second)
+        norms = jnp.linalg.norm(directions, axis=1, keepdims=True)
+        directions = self.scale * directions / jnp.where(norms > 0, norms, 1.0)
+        return directions, -jnp.sum(directions * particles[chosen[2]], axis=1)
+
     def __call__(self, parameters, x):
         directions, offsets = parameters.frozen
         bent = self.activation(directions @ x + offsets)
@@ -132,14 +176,14 @@ class RandomFeatures(AbstractFeatures):
         dim = particles.shape[1]
         directions, _ = parameters.frozen
         weights = parameters.trainable
-        features, slopes = self._features(parameters.frozen, particles)
+        features, slopes = self.features_and_slopes(parameters.frozen, particles)
         per_feature = jnp.sum(directions * weights[:, dim + 1 :].T, axis=1)
         return features @ weights.T, jnp.trace(weights[:, 1 : dim + 1]) + slopes @ per_feature
 
     def moments(self, frozen, particles):
         dim = particles.shape[1]
         directions, _ = frozen
-        features, slopes = self._features(frozen, particles)
+        features, slopes = self.features_and_slopes(frozen, particles)
         zero = jnp.zeros((1, dim), particles.dtype)
         bent = jnp.mean(slopes, axis=0)[:, None] * directions
         return Moments(features, jnp.concatenate([zero, jnp.eye(dim, dtype=zero.dtype), bent]))
@@ -147,7 +191,10 @@ class RandomFeatures(AbstractFeatures):
     def num_weights(self, dim):
         return 1 + dim + self.num_features
 
-    def _features(self, frozen, particles):
+    def features_and_slopes(
+        self, frozen: PyTree[Array], particles: Float[Array, "n d"]
+    ) -> tuple[Float[Array, "n w"], Float[Array, "n k"]]:
+        """(1, x, bent) at all particles, and the derivatives of the bent ones."""
         directions, offsets = frozen
         bent, slopes = _with_slope(self.activation, particles @ directions.T + offsets)
         ones = jnp.ones((particles.shape[0], 1), particles.dtype)

@@ -63,9 +63,7 @@ class FramedMetric(AbstractMetric):
     inner: AbstractMetric
 
     def apply(self, vectors):
-        # L^-T w is not an operation of the frame: it is the gradient of z -> w . L^-1 x.
-        inner = self.inner.apply(self.frame.shrink(vectors))
-        return inner @ self.frame.shrink(jnp.eye(vectors.shape[-1], dtype=vectors.dtype)).T
+        return self.frame.push(self.inner.apply(self.frame.shrink(vectors)))
 
     def solve(self, vectors):
         return self.frame.stretch(self.inner.solve(self.frame.pull(vectors)))

@@ -93,7 +93,7 @@ class Ridge(AbstractSolver):
         return parameters.frozen
 
     def solve(self, key, problem, memory):
-        return Parameters(memory, _weights(problem, memory, self.ridge)), memory, {}
+        return Parameters(memory, ridge_weights(problem, memory, self.ridge)), memory, {}
 
 
 class HeldOutRidge(AbstractSolver):
@@ -144,7 +144,7 @@ class HeldOutRidge(AbstractSolver):
         ridges = jnp.asarray(self.ridges, gram.dtype)
         ridge = ridges[jnp.argmin(jax.vmap(objective)(ridges))]
 
-        return Parameters(memory, _weights(problem, memory, ridge)), memory, {"ridge": ridge}
+        return Parameters(memory, ridge_weights(problem, memory, ridge)), memory, {"ridge": ridge}
 
 
 class DescentMemory(NamedTuple):
@@ -276,7 +276,9 @@ def _normal_equations(problem, frozen):
     return gram, target - problem.base_shift * score_features
 
 
-def _weights(problem, frozen, ridge):
+def ridge_weights(
+    problem: Problem, frozen: PyTree[Array], ridge: float | Float[Array, ""]
+) -> Float[Array, "d k"]:
     """W = T (G + ridge I)^-1."""
     gram, target = _normal_equations(problem, frozen)
     damped = gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)

@@ -1,0 +1,296 @@
+"""The default beside NUTS, pathfinder, mean-field VI and SVGD, on posteriors whose truth is known.
+
+``python -m benchmarks posteriors`` runs every cell (target, method, seed) that is not yet in
+``results/posteriors/`` and prints the table; name targets to run only those:
+``python -m benchmarks posteriors banana funnel``. All methods start from N(0, I) on the
+unconstrained scale, in float64; seconds include compilation, of a log density that JAX has never
+seen. Errors are measured on the columns of the reference draws, standardised by them.
+"""
+
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import blackjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Float
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import parvi
+from benchmarks import posteriordb
+from benchmarks.problems import sonar_shaped
+from parvi.results.metrics import energy_distance, mean_distance
+from parvi.targets import zoo
+
+STORE = pathlib.Path(__file__).parents[1] / "results" / "posteriors"
+NUM_PARTICLES = 512
+NUM_REFERENCE = 5000
+SEEDS = (0, 1, 2)
+# The peers are dear: one seed each.
+PEER_SEEDS = (0,)
+
+
+class Problem(NamedTuple):
+    """A target with draws of the truth; ``focus`` leading columns count for the worth."""
+
+    target: parvi.Target
+    draws: Float[np.ndarray, "m p"]
+    columns: Callable[[Any], np.ndarray]
+    focus: int | None = None
+    needs: float = 3.0
+
+
+def _exact(exact: zoo.Exact, **options) -> Problem:
+    draws = exact.draw(np.random.default_rng(100), NUM_REFERENCE)
+    return Problem(exact.target, draws, np.asarray, **options)
+
+
+def _posterior(name: str) -> Problem:
+    found = posteriordb.load(name)
+    order = np.random.default_rng(100).permutation(len(found.draws))
+    return Problem(found.target, found.draws[order], found.columns)
+
+
+def _logistic() -> Problem:
+    """Its draws are those of a long NUTS run, made once."""
+    target, path = sonar_shaped(), STORE / "logistic.draws.npy"
+    if not path.exists():
+        start = np.random.default_rng(0).normal(size=(NUM_REFERENCE, 61))
+        truth = parvi.sample(target, start, sampler=parvi.nuts(num_draws=10_000), key=1)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, truth.particles)
+    return Problem(target, np.load(path), np.asarray, needs=2.5)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    **{name: (lambda name=name: _posterior(name)) for name in posteriordb.MODELS},
+    "banana": lambda: _exact(zoo.banana(), needs=2.0),
+    "funnel": lambda: _exact(zoo.funnel(), needs=2.0),
+    "gaussian-50": lambda: _exact(zoo.rotated_gaussian(50, 1e4), needs=2.5),
+    "student": lambda: _exact(zoo.student_t(), needs=3.0),
+    "mixture-20": lambda: _exact(zoo.four_modes(20), focus=2, needs=1.0),
+    "mixture-100": lambda: _exact(zoo.four_modes(100), focus=2, needs=1.0),
+    "logistic-61": _logistic,
+}
+
+
+class Outcome(NamedTuple):
+    """What a method leaves: flat unconstrained particles, gradient evaluations, facts."""
+
+    particles: Float[np.ndarray, "n d"]
+    gradients: int
+    facts: dict
+
+
+def pfg(problem: Problem, start, seed) -> Outcome:
+    result = parvi.sample(_flat(problem), start, key=seed, throw=False)
+    check = result.check()
+    facts = {"status": result.status.name, "ok": check.ok, "findings": list(check.findings)}
+    facts["check_seconds"] = check.seconds
+    return Outcome(result.particles, len(start) * (result.num_steps + 1), facts)
+
+
+def svgd(problem: Problem, start, seed) -> Outcome:
+    result = parvi.sample(_flat(problem), start, key=seed, sampler=parvi.svgd(), throw=False)
+    facts = {"status": result.status.name}
+    return Outcome(result.particles, len(start) * (result.num_steps + 1), facts)
+
+
+def nuts(problem: Problem, start, seed) -> Outcome:
+    """NumPyro's, four vectorised chains of 1000 + 1000; thinned to as many draws as particles."""
+    import numpyro.infer as infer
+
+    density = problem.target.full()
+    kernel = infer.NUTS(potential_fn=lambda x: -density(x))
+    mcmc = infer.MCMC(
+        kernel,
+        num_warmup=1000,
+        num_samples=1000,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    first = jnp.asarray(start[:4])
+    mcmc.warmup(
+        jax.random.key(seed), init_params=first, collect_warmup=True, extra_fields=("num_steps",)
+    )
+    gradients = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    mcmc.run(mcmc.post_warmup_state.rng_key, extra_fields=("num_steps",))
+    gradients += int(np.sum(mcmc.get_extra_fields()["num_steps"]))
+    draws = np.asarray(mcmc.get_samples())
+    thinned = draws[np.linspace(0, len(draws) - 1, len(start)).astype(int)]
+    return Outcome(thinned, gradients, {"all": draws})
+
+
+def pathfinder(problem: Problem, start, seed) -> Outcome:
+    density = problem.target.full()
+    key = jax.random.key(seed)
+    state, info = jax.jit(lambda k, x: blackjax.vi.pathfinder.approximate(k, density, x))(
+        key, jnp.asarray(start[0])
+    )
+    draws, _ = blackjax.vi.pathfinder.sample(key, state, len(start))
+    gradients = int(info.path.position.shape[0]) if hasattr(info, "path") else 0
+    return Outcome(np.asarray(draws), gradients, {})
+
+
+_MEAN_FIELD_STEPS, _MEAN_FIELD_DRAWS = 5000, 16
+
+
+def mean_field(problem: Problem, start, seed) -> Outcome:
+    """blackjax's mean-field VI with Adam 1e-2."""
+    density = problem.target.full()
+    algorithm = blackjax.meanfield_vi(density, optax.adam(1e-2), _MEAN_FIELD_DRAWS)
+    key = jax.random.key(seed)
+
+    @jax.jit
+    def run(key, state):
+        def one(state, key):
+            return algorithm.step(key, state)[0], None
+
+        return jax.lax.scan(one, state, jax.random.split(key, _MEAN_FIELD_STEPS))[0]
+
+    state = run(key, algorithm.init(jnp.asarray(start[0])))
+    draws = algorithm.sample(key, state, len(start))
+    return Outcome(np.asarray(draws), _MEAN_FIELD_STEPS * _MEAN_FIELD_DRAWS, {})
+
+
+METHODS = {
+    "pfg": pfg,
+    "nuts": nuts,
+    "svgd": svgd,
+    "pathfinder": pathfinder,
+    "mean_field": mean_field,
+}
+
+
+def _flat(problem: Problem) -> parvi.Target:
+    """The target on flat and unconstrained vectors, where all methods start from the same."""
+    assert problem.target.layout is not None
+    return parvi.Target(problem.target.full(), like=np.zeros(problem.target.layout.dim))
+
+
+def errors(problem: Problem, particles) -> dict[str, float]:
+    """Worth, worst mean error and the range of the sd ratios, in the reference's sds."""
+    layout = problem.target.layout
+    assert layout is not None
+    with jax.enable_x64(True):
+        values = jax.vmap(layout.constrain)(jnp.asarray(particles))
+        columns = problem.columns(jax.tree_util.tree_map(np.asarray, values))
+    centre, scale = problem.draws.mean(axis=0), problem.draws.std(axis=0)
+    x = (columns - centre) / scale
+    y = ((problem.draws - centre) / scale)[:NUM_REFERENCE, : problem.focus]
+    distance = energy_distance(x[:, : problem.focus], y)
+    ratios = x.std(axis=0)
+    worth = mean_distance(y) / len(x) / max(distance, 1e-12)
+    out = {
+        "worth": worth,
+        "mean_error": np.max(np.abs(x.mean(axis=0))),
+        "sd_low": ratios.min(),
+        "sd_high": ratios.max(),
+    }
+    if problem.focus is not None:
+        quadrant = 2 * (columns[:, 0] > 0) + (columns[:, 1] > 0)
+        weights = np.bincount(quadrant, minlength=4) / len(columns)
+        out["weight_error"] = np.max(np.abs(weights - 0.25))
+    return {name: float(value) for name, value in out.items()}
+
+
+def cell(name: str, method: str, seed: int, num: int = NUM_PARTICLES) -> dict:
+    """One method on one target from one start."""
+    jax.clear_caches()
+    problem = PROBLEMS[name]()
+    assert problem.target.layout is not None
+    start = np.random.default_rng(seed).normal(size=(num, problem.target.layout.dim))
+    with jax.enable_x64(True):
+        began = time.perf_counter()
+        outcome = METHODS[method](problem, start, seed)
+        seconds = time.perf_counter() - began
+    facts = dict(outcome.facts)
+    seconds -= facts.pop("check_seconds", 0.0)
+    every = facts.pop("all", None)
+    out = errors(problem, outcome.particles) | {
+        "gradients": outcome.gradients,
+        "seconds": seconds,
+        "particles": num,
+        **facts,
+    }
+    if every is not None:
+        out["worth_all"] = errors(problem, every)["worth"] * len(every) / num
+    return out
+
+
+def missed(problem_needs: float, posterior: bool, row: dict) -> list[str]:
+    """Which of the targets a run of the default missed."""
+    out = [] if row["worth"] >= problem_needs else [f"worth {row['worth']:.2f}"]
+    if posterior and row["mean_error"] > 0.05:
+        out.append(f"mean {row['mean_error']:.3f}")
+    if posterior and not 0.95 <= row["sd_low"] <= row["sd_high"] <= 1.05:
+        out.append(f"sd {row['sd_low']:.2f} to {row['sd_high']:.2f}")
+    if row.get("weight_error", 0) > 0.03:
+        out.append(f"weight {row['weight_error']:.3f}")
+    return out
+
+
+def main(console: Console, names: list[str] | None = None) -> None:
+    names = names or [n for n in sys.argv[2:] if n in PROBLEMS] or list(PROBLEMS)
+    STORE.mkdir(parents=True, exist_ok=True)
+    work = [(n, m, s) for n in names for m in METHODS for s in _seeds(m)]
+    work = [w for w in work if not _path(*w).exists()]
+    for name, method, seed in track(work, "posteriors", console=console):
+        _path(name, method, seed).write_text(json.dumps(cell(name, method, seed), indent=1))
+    console.print(table(names))
+
+
+def _seeds(method) -> tuple[int, ...]:
+    return SEEDS if method == "pfg" else PEER_SEEDS
+
+
+def _path(name, method, seed) -> pathlib.Path:
+    return STORE / f"{name}.{method}.{seed}.json"
+
+
+def table(names: list[str]) -> Table:
+    """Medians over the seeds; what the default missed, and whether its own check said so."""
+    title = f"{NUM_PARTICLES} particles; pfg: medians over seeds {SEEDS}, peers: seeds {PEER_SEEDS}"
+    out = Table(title=title)
+    for column in ("target", "method", "worth", "mean error", "sd ratios", "gradients", "seconds"):
+        out.add_column(column)
+    out.add_column("missed (seed: flagged?)")
+    for name in names:
+        needs = PROBLEMS[name]().needs
+        for method in METHODS:
+            rows = [json.loads(_path(name, method, s).read_text()) for s in _seeds(method)]
+            middle = {k: float(np.median([r[k] for r in rows])) for k in _NUMBERS}
+            said = []
+            if method == "pfg":
+                for seed, row in zip(SEEDS, rows, strict=True):
+                    what = missed(needs, name in posteriordb.MODELS, row)
+                    if what:
+                        said.append(f"{seed}: {', '.join(what)} ({'no' if row['ok'] else 'yes'})")
+                    elif not row["ok"]:
+                        said.append(f"{seed}: none, but flagged")
+            worth = f"{middle['worth']:.2f}"
+            if method == "nuts":
+                worth += f" ({np.median([r['worth_all'] for r in rows]):.2f} all)"
+            out.add_row(
+                name if method == "pfg" else "",
+                method,
+                worth,
+                f"{middle['mean_error']:.3f}",
+                f"{middle['sd_low']:.2f} to {middle['sd_high']:.2f}",
+                f"{middle['gradients']:.1e}",
+                f"{middle['seconds']:.1f}",
+                "; ".join(said),
+            )
+    return out
+
+
+_NUMBERS = ("worth", "mean_error", "sd_low", "sd_high", "gradients", "seconds")

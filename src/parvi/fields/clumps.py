@@ -1,0 +1,62 @@
+"""Whether particles lie in separated clumps.
+
+Between separated modes no flow of the KL carries mass: clumps at rest have the weights of the
+start. They are looked for in one dimension at a time, along the directions in which the whitened
+particles are least Gaussian: where the residual s + z, zero for a Gaussian, is largest.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+# Directions that are looked at, and points at which the density along each is estimated.
+_NUM_DIRECTIONS = 4
+_NUM_ANGLES = 8
+_NUM_POINTS = 96
+
+
+def separated(
+    particles: Float[Array, "n d"],
+    scores: Float[Array, "n d"],
+    depth: float = 3.0,
+    mass: float = 0.05,
+) -> Bool[Array, ""]:
+    """Whether in some direction a valley is ``depth`` times lower than the middles beside it.
+
+    The middles are the medians of the particles below and above the valley: for one hill, however
+    skewed or heavy in its tails, one of the two is lower than any point between.
+
+    Parameters
+    ----------
+    particles, scores
+        Whitened.
+    depth
+        The density at the lower middle over that in the valley.
+    mass
+        Share of the particles that must lie on either side of it.
+    """
+    residual = scores + particles
+    vectors = jnp.linalg.eigh(residual.T @ residual / len(particles))[1]
+    directions = vectors[:, -_NUM_DIRECTIONS:]
+    if directions.shape[1] >= 2:
+        # Several clumps seen from an angle may hide each other: turn between the first two.
+        angles = np.arange(1, _NUM_ANGLES) * np.pi / _NUM_ANGLES
+        turned = vectors[:, -2:] @ jnp.asarray([np.cos(angles), np.sin(angles)], vectors.dtype)
+        directions = jnp.concatenate([directions, turned], axis=1)
+    return jnp.any(jax.vmap(lambda u: _valley(particles @ u, depth, mass))(directions.T))
+
+
+def _valley(values, depth, mass):
+    num = len(values)
+    ordered = jnp.sort(values)
+    spread = jnp.minimum(jnp.std(values), (ordered[3 * num // 4] - ordered[num // 4]) / 1.34)
+    # Half of Silverman's bandwidth, which is made for one hill and would fill the valley.
+    width = jnp.maximum(0.53 * spread * num**-0.2, jnp.finfo(values.dtype).tiny)
+    points = jnp.linspace(ordered[0], ordered[-1], _NUM_POINTS)
+    density = jnp.mean(jnp.exp(-0.5 * ((points[:, None] - values) / width) ** 2), axis=1)
+    below = jnp.searchsorted(ordered, points)
+    middles = ordered[below // 2], ordered[jnp.minimum((below + num) // 2, num - 1)]
+    heights = [jnp.interp(middle, points, density) for middle in middles]
+    inside = (below >= mass * num) & (below <= (1 - mass) * num)
+    return jnp.any(inside & (jnp.minimum(*heights) > depth * density))

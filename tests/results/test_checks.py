@@ -1,0 +1,78 @@
+"""``Result.check``: a clean bill for exact draws, words for what is wrong."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+from parvi.targets import zoo
+
+
+def result_of(exact, particles):
+    """As if a run had ended, converged, at these particles."""
+    run = parvi.sample(exact.target, particles, num_steps=0)
+    return dataclasses.replace(run, status=parvi.Status.CONVERGED)
+
+
+@pytest.fixture(scope="module")
+def gaussian():
+    return zoo.rotated_gaussian(5, 100.0)
+
+
+def draws(exact, num=512, seed=0):
+    return exact.draw(np.random.default_rng(seed), num)
+
+
+def test_exact_draws_get_a_clean_bill(gaussian):
+    bills = [result_of(gaussian, draws(gaussian, seed=seed)).check() for seed in range(5)]
+    assert sum(bill.ok for bill in bills) >= 4, [bill.findings for bill in bills]
+
+
+def test_what_is_wrong_is_said(gaussian):
+    good = draws(gaussian)
+    centre = good.mean(axis=0)
+    wrong = {
+        "narrow": centre + 0.7 * (good - centre),
+        "wide": centre + 1.4 * (good - centre),
+        "mean": good + 0.5 * good.std(axis=0),
+    }
+    for word, particles in wrong.items():
+        bill = result_of(gaussian, particles).check()
+        assert not bill.ok
+        assert word in str(bill)
+
+
+def test_a_missing_tail_is_found():
+    """A funnel without its mouth and its neck, which Stein's identity alone hardly sees."""
+    funnel = zoo.funnel()
+    all_draws = draws(funnel, 4000)
+    inside = all_draws[np.abs(all_draws[:, 0]) < 1.2][:512]
+    bill = result_of(funnel, inside).check()
+    assert not bill.ok
+    assert "dynamics" in str(bill)
+
+
+def test_an_unfinished_run_is_said(gaussian):
+    result = parvi.sample(gaussian.target, draws(gaussian), num_steps=1)
+    assert "MAX_STEPS" in str(result.check())
+
+
+def test_a_loaded_result_needs_its_target(gaussian, tmp_path):
+    result = result_of(gaussian, draws(gaussian))
+    result.save(tmp_path / "run.npz")
+    loaded = parvi.load(tmp_path / "run.npz")
+    with pytest.raises(ValueError, match="give it"):
+        loaded.check()
+    assert loaded.check(gaussian.target).numbers == pytest.approx(result.check().numbers, rel=1e-6)
+
+
+def test_parameters_with_constraints():
+    target = parvi.Target(
+        lambda p: -p["rate"], like={"rate": np.ones(())}, constraints=parvi.Positive()
+    )
+    rate = np.random.default_rng(0).exponential(size=400)
+    result = parvi.sample(target, {"rate": jnp.asarray(rate)}, num_steps=0)
+    bill = dataclasses.replace(result, status=parvi.Status.CONVERGED).check()
+    assert bill.ok, bill.findings

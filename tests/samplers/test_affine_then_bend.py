@@ -1,0 +1,100 @@
+"""The default on what it is for, against exact draws and closed forms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+from parvi.results.metrics import worth
+from parvi.targets import zoo
+
+NUM = 512
+
+
+def start(dim, num=NUM, seed=0):
+    return np.random.default_rng(seed).normal(size=(num, dim))
+
+
+@pytest.mark.parametrize(
+    ("exact", "least"),
+    [(zoo.banana(), 2.0), (zoo.student_t(), 2.0), (zoo.rotated_gaussian(20, 1e4), 2.0)],
+    ids=["banana", "Student-t", "ill-conditioned Gaussian"],
+)
+def test_each_particle_is_worth_several_draws(exact, least):
+    result = parvi.sample(exact.target, start(exact.target.layout.dim))
+    assert result.status == parvi.Status.CONVERGED
+    # One hill is not tempered.
+    assert (result.history["beta"] == 1).all()
+    truth = exact.draw(np.random.default_rng(1), 10_000)
+    assert worth(result.particles, truth) > least
+
+
+def test_arrives_from_a_wild_start():
+    """Regression with raw units: scores from 1e0 to 1e9, the posterior 1e3 sds away."""
+    rng = np.random.default_rng(0)
+    design = np.column_stack([np.ones(200), rng.normal(100, 15, 200), rng.normal(size=200)])
+    response = design @ [20.0, 0.6, 5.0] + 18 * rng.normal(size=200)
+
+    def log_density(p):
+        residual = jnp.asarray(response) - jnp.asarray(design) @ p["beta"]
+        return -0.5 * jnp.sum((residual / p["sd"]) ** 2) - 200 * jnp.log(p["sd"])
+
+    like = {"beta": np.zeros(3), "sd": np.ones(())}
+    target = parvi.Target(log_density, like=like, constraints={"sd": parvi.Positive()})
+    init = {"beta": start(3), "sd": np.exp(start(1, seed=1)[:, 0])}
+    result = parvi.sample(target, init)
+    assert result.status == parvi.Status.CONVERGED
+    # Flat priors: beta is a Student-t around least squares with 200 - 1 - 3 degrees of freedom.
+    inverse = np.linalg.inv(design.T @ design)
+    best = inverse @ design.T @ response
+    variance = np.sum((response - design @ best) ** 2) / (200 - 1 - 3 - 2) * np.diag(inverse)
+    beta = result.particles["beta"]
+    assert np.max(np.abs(beta.mean(axis=0) - best) / np.sqrt(variance)) < 0.02
+    np.testing.assert_allclose(beta.var(axis=0), variance, rtol=0.03)
+
+
+def test_separated_modes_get_their_weights():
+    exact = zoo.four_modes(20)
+    result = parvi.sample(exact.target, start(20))
+    quadrant = 2 * (result.particles[:, 0] > 0) + (result.particles[:, 1] > 0)
+    weights = np.bincount(quadrant, minlength=4) / NUM
+    assert result.history["beta"].min() < 0.02
+    assert np.max(np.abs(weights - 0.25)) < 0.05
+
+
+def test_affine_alone_is_exact_between_gaussians():
+    exact = zoo.rotated_gaussian(10, 1e4)
+    result = parvi.sample(exact.target, start(10), sampler=parvi.pfg(num_features=0), num_steps=60)
+    precision = -np.asarray(jax.hessian(exact.target.full())(jnp.zeros(10)))
+    covariance = np.cov(result.particles.T, bias=True)
+    np.testing.assert_allclose(covariance @ precision, np.eye(10), atol=1e-4)
+    np.testing.assert_allclose(result.particles.mean(axis=0), 1, atol=1e-4)
+
+
+def test_fewer_particles_than_dimensions_need_no_square_matrix():
+    dim, num = 400, 30
+    scales = np.geomspace(0.1, 10, dim)
+
+    def log_density(x):
+        return -0.5 * jnp.sum(((x - 3) / jnp.asarray(scales, x.dtype)) ** 2)
+
+    result = parvi.sample(log_density, start(dim, num))
+    assert result.status == parvi.Status.CONVERGED
+    np.testing.assert_allclose(result.particles.mean(axis=0), 3, atol=0.05 * scales.max())
+    np.testing.assert_allclose(result.particles.std(axis=0), scales, rtol=0.05)
+
+    sampler, particles = parvi.pfg(), jnp.asarray(start(dim, num), jnp.float32)
+    state = sampler.init(jax.random.key(0), particles, log_density)
+    program = jax.make_jaxpr(lambda s: sampler.step(jax.random.key(0), s, log_density))(state)
+    assert _largest(program.jaxpr) < dim * dim
+
+
+def _largest(jaxpr):
+    """The most numbers in any value of a program, inner ones included."""
+    sizes = [0]
+    for equation in jaxpr.eqns:
+        sizes += [int(np.prod(v.aval.shape)) for v in equation.outvars]
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            sizes.append(_largest(inner))
+    return max(sizes)
