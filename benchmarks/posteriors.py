@@ -164,11 +164,15 @@ def mean_field(problem: Problem, start, seed) -> Outcome:
 
 METHODS = {
     "pfg": pfg,
+    "pfg-128": pfg,
+    "pfg-2048": pfg,
     "nuts": nuts,
     "svgd": svgd,
     "pathfinder": pathfinder,
     "mean_field": mean_field,
 }
+# Other numbers of particles, on the posteriors only.
+COUNTS = {"pfg-128": 128, "pfg-2048": 2048}
 
 
 def _flat(problem: Problem) -> parvi.Target:
@@ -203,8 +207,9 @@ def errors(problem: Problem, particles) -> dict[str, float]:
     return {name: float(value) for name, value in out.items()}
 
 
-def cell(name: str, method: str, seed: int, num: int = NUM_PARTICLES) -> dict:
+def cell(name: str, method: str, seed: int) -> dict:
     """One method on one target from one start."""
+    num = COUNTS.get(method, NUM_PARTICLES)
     jax.clear_caches()
     problem = PROBLEMS[name]()
     assert problem.target.layout is not None
@@ -242,11 +247,15 @@ def missed(problem_needs: float, posterior: bool, row: dict) -> list[str]:
 def main(console: Console, names: list[str] | None = None) -> None:
     names = names or [n for n in sys.argv[2:] if n in PROBLEMS] or list(PROBLEMS)
     STORE.mkdir(parents=True, exist_ok=True)
-    work = [(n, m, s) for n in names for m in METHODS for s in _seeds(m)]
+    work = [(n, m, s) for n in names for m in _methods(n) for s in _seeds(m)]
     work = [w for w in work if not _path(*w).exists()]
     for name, method, seed in track(work, "posteriors", console=console):
         _path(name, method, seed).write_text(json.dumps(cell(name, method, seed), indent=1))
     console.print(table(names))
+
+
+def _methods(name) -> list[str]:
+    return [m for m in METHODS if m not in COUNTS or name in posteriordb.MODELS]
 
 
 def _seeds(method) -> tuple[int, ...]:
@@ -266,7 +275,7 @@ def table(names: list[str]) -> Table:
     out.add_column("missed (seed: flagged?)")
     for name in names:
         needs = PROBLEMS[name]().needs
-        for method in METHODS:
+        for method in _methods(name):
             rows = [json.loads(_path(name, method, s).read_text()) for s in _seeds(method)]
             middle = {k: float(np.median([r[k] for r in rows])) for k in _NUMBERS}
             said = []

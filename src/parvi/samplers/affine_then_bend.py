@@ -342,7 +342,7 @@ class AffineThenBend(AbstractSampler):
         return ridge_weights(problem, frozen, self.ridge)
 
     def _limit(self, s):
-        typical = jnp.median(jnp.linalg.norm(s, axis=1))
+        typical = jnp.median(_norms(s))
         return self.clip * jnp.maximum(typical, s.shape[1] ** 0.5)
 
     def _displacement(self, descent, control):
@@ -429,7 +429,8 @@ class AffineThenBend(AbstractSampler):
 
 def _cheap(key):
     """The same key for XLA's own generator: JAX's would be a third of the compilation."""
-    return jax.random.wrap_key_data(jnp.tile(jax.random.key_data(key), 2), impl="rbg")
+    data = jax.random.key_data(key)
+    return jax.random.wrap_key_data(jnp.tile(data, 4 // data.shape[-1]), impl="rbg")
 
 
 def _paired_normal(key, x):
@@ -453,8 +454,15 @@ def _metric(frame, left, right) -> AbstractMetric:
 
 
 def _clipped(scores, limit):
-    norms = jnp.linalg.norm(scores, axis=1, keepdims=True)
+    norms = _norms(scores)[:, None]
     return scores * jnp.minimum(1.0, limit / jnp.where(norms > 0, norms, 1.0))
+
+
+def _norms(scores):
+    """Of every row, also where the squares would overflow."""
+    largest = jnp.max(jnp.abs(scores), axis=1)
+    scaled = scores / jnp.where(largest > 0, largest, 1.0)[:, None]
+    return largest * jnp.linalg.norm(scaled, axis=1)
 
 
 def _where(condition, new, old):
