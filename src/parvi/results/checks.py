@@ -95,13 +95,17 @@ def check(
     if numbers["drift"] > _MAX_DRIFT:
         findings.append(
             "The particles are not at rest under the target's own dynamics: Hamiltonian "
-            f"transitions move their mean or spread by {numbers['drift']:.1f} standard errors."
+            f"transitions move a mean or a spread by {numbers['drift']:.1f} standard errors more "
+            "than chance does."
         )
     if numbers.get("clumps", 0.0) and not tempered:
         findings.append(
             "The particles lie in separated clumps: how much mass is in each is that of the "
             "start, not of the target."
         )
+    unknown = [name for name, value in numbers.items() if not np.isfinite(value)]
+    if unknown:
+        findings.append(f"Could not be tested, the numbers are not finite: {', '.join(unknown)}.")
     return Check(not findings, tuple(findings), numbers, time.perf_counter() - began)
 
 
