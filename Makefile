@@ -25,6 +25,7 @@ test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
 bench: $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	$(BIN)/python -m benchmarks
 
 clean:
@@ -34,5 +35,5 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "parvi needs Python 3.11 or newer; call make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable ".[demo,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[data,demo,dev]"
 	touch $@

@@ -1,22 +1,26 @@
-"""``python -m benchmarks``: all of them, or the ones named."""
+"""``python -m benchmarks``: all of them, or the ones named.
+
+Names of targets choose among those of ``posteriors``: ``python -m benchmarks posteriors banana``.
+"""
 
 import importlib
 import sys
 
 from rich.console import Console
 
-NAMES = ("threads", "pfg_scaling", "svgd_peers", "choosing", "collapse", "posteriors")
+NAMES = ("threads", "pfg_scaling", "svgd_peers", "choosing", "posteriors")
 
 
 def main() -> None:
-    # After a benchmark's name may come what it is to run: `posteriors banana`.
-    chosen = sys.argv[1:2] or NAMES
-    unknown = sorted(set(chosen) - set(NAMES))
-    if unknown:
-        sys.exit(f"Unknown benchmark {unknown}; there are {', '.join(NAMES)}.")
+    names = sys.argv[1:]
+    chosen = [name for name in names if name in NAMES] or ([] if names else list(NAMES))
+    rest = [name for name in names if name not in NAMES]
+    if rest and chosen != ["posteriors"]:
+        sys.exit(f"Unknown benchmark {', '.join(rest)}; there are {', '.join(NAMES)}.")
     console = Console()
     for name in chosen:
-        importlib.import_module(f"benchmarks.{name}").main(console)
+        module = importlib.import_module(f"benchmarks.{name}")
+        module.main(console, rest) if rest else module.main(console)
 
 
 if __name__ == "__main__":

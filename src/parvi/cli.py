@@ -6,6 +6,14 @@ from typing import Annotated
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 import parvi
@@ -77,3 +85,117 @@ def demo(
     )
     demonstration.draw(done, output)
     console.print(f"Picture: {output}", highlight=False)
+
+
+@app.command()
+def data(
+    names: Annotated[list[str] | None, typer.Argument(help="Data sets to fetch.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Fetch all of them.")] = False,
+) -> None:
+    """List the data sets of the paper and whether they are there; fetch those that are named."""
+    from parvi.experiments import datasets
+
+    console = Console()
+    failed = False
+    for name in datasets.DATASETS if everything else names or []:
+        try:
+            for path in datasets.fetch(name, progress=console.is_terminal):
+                console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
+            datasets.load(name)
+        except (datasets.DataError, ValueError, ImportError) as error:
+            failed = True
+            console.print(f"{name}: {error}", highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+    if names or everything:
+        return
+    table = Table(title=f"Looked for in {datasets.folder()}", box=SIMPLE)
+    for column in ("name", "rows", "features", "there", "licence", "files"):
+        table.add_column(column)
+    for dataset in datasets.DATASETS.values():
+        table.add_row(
+            dataset.name,
+            f"{dataset.rows}",
+            f"{dataset.columns}",
+            "yes" if datasets.is_there(dataset.name) else "no",
+            dataset.licence,
+            ", ".join(file.name for file in dataset.files),
+        )
+    console.print(table)
+    console.print(
+        f"`parvi data NAME` fetches one; {datasets.ENVIRONMENT} may name a folder that has them.",
+        highlight=False,
+    )
+
+
+@app.command()
+def reproduce(
+    names: Annotated[list[str] | None, typer.Argument(help="Experiments to run.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Run all of them.")] = False,
+    quick: Annotated[bool, typer.Option(help="Tiny sizes: minutes instead of hours.")] = False,
+    results: Annotated[pathlib.Path, typer.Option(help="Folder of the cells.")] = pathlib.Path(
+        "results/reproduction"
+    ),
+    page: Annotated[
+        pathlib.Path, typer.Option(help="The page that is made of them.")
+    ] = pathlib.Path("docs/reproduction.md"),
+) -> None:
+    """Run the paper's tables and figures, cell by cell, and write the page; or list them."""
+    from parvi.experiments import cells
+    from parvi.experiments import reproduce as reproduction
+
+    console = Console()
+    known = reproduction.EXPERIMENTS
+    unknown = [name for name in names or [] if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+    if quick:
+        # A quick cell is no result: never among the real ones.
+        results, page = results / "quick", results / "quick" / "reproduction.md"
+    chosen = [known[name] for name in (known if everything else names or [])]
+    failed = False
+    for experiment in chosen:
+        missing = cells.progress(experiment, results, quick).missing
+        if missing:
+            failed = True
+            console.print(
+                f"{experiment.name}: not run, because the data sets {', '.join(missing)} are not "
+                f"there: parvi data {' '.join(missing)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            continue
+        work = cells.pending(experiment, results, quick)
+        for setting in _track(work, experiment.name, console):
+            cells.make(experiment, results, setting)
+    if chosen:
+        reproduction.report(results, page, quick)
+        console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+    else:
+        table = Table(title=f"Cells in {results}", box=SIMPLE)
+        for column in ("name", "what", "cells", "needs"):
+            table.add_column(column)
+        for experiment in known.values():
+            state = cells.progress(experiment, results, quick)
+            needs = ", ".join(
+                f"{name} (missing)" if name in state.missing else name
+                for name in experiment.datasets
+            )
+            table.add_row(
+                experiment.name, experiment.title, f"{state.done} of {state.total}", needs
+            )
+        console.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _track(work, name, console):
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        yield from bar.track(work, description=name)

@@ -157,6 +157,6 @@ def test_a_minority_outside_the_support_is_moved():
     start = np.random.default_rng(0).normal(size=(200, 1))
     outside = int((start <= -1).sum())
     result = parvi.sample(log_density, start, num_steps=0)
-    assert result.num_rescued == outside > 0
+    assert result.num_moved == outside > 0
     assert (result.particles > -1).all()
     np.testing.assert_array_equal(result.particles[start > -1], start[start > -1])

@@ -7,6 +7,7 @@ import pytest
 
 import parvi
 from parvi.results.metrics import worth
+from parvi.samplers.rounds import Rounds
 from parvi.targets import zoo
 
 NUM = 512
@@ -18,8 +19,13 @@ def start(dim, num=NUM, seed=0):
 
 @pytest.mark.parametrize(
     ("exact", "least"),
-    [(zoo.banana(), 2.0), (zoo.student_t(), 2.0), (zoo.rotated_gaussian(20, 1e4), 2.0)],
-    ids=["banana", "Student-t", "ill-conditioned Gaussian"],
+    [
+        (zoo.banana(), 2.0),
+        (zoo.funnel(), 1.5),
+        (zoo.student_t(), 2.0),
+        (zoo.rotated_gaussian(20, 1e4), 2.0),
+    ],
+    ids=["banana", "funnel", "Student-t", "ill-conditioned Gaussian"],
 )
 def test_each_particle_is_worth_several_draws(exact, least):
     result = parvi.sample(exact.target, start(exact.target.layout.dim))
@@ -70,6 +76,20 @@ def test_affine_alone_is_exact_between_gaussians():
     covariance = np.cov(result.particles.T, bias=True)
     np.testing.assert_allclose(covariance @ precision, np.eye(10), atol=1e-4)
     np.testing.assert_allclose(result.particles.mean(axis=0), 1, atol=1e-4)
+
+
+def test_affine_velocities_do_not_rotate():
+    """H f is a gradient: what else the particles' noise suggests is left out."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        x, scores = jnp.asarray(rng.normal(size=(100, 5))), jnp.asarray(rng.normal(size=(100, 5)))
+        rounds = Rounds(num_features=8, ridge=1e-2, clip=5.0)
+        found = rounds.affine(x, scores, rounds.start(x))
+        metric = found.round.metric
+        matrix = metric.vectors * metric.values @ metric.vectors.T
+        linear = np.asarray(matrix @ found.descent.weights[:, 1:6])
+    np.testing.assert_allclose(linear, linear.T, atol=1e-12)
+    assert np.abs(linear - np.eye(5)).max() > 0.01
 
 
 def test_fewer_particles_than_dimensions_need_no_square_matrix():

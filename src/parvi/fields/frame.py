@@ -107,6 +107,17 @@ class DenseFrame(AbstractFrame):
         return s @ self.inverse
 
 
+def tells_covariance(particles: Float[Array, "n d"]) -> bool:
+    """Whether there are enough particles, three for two dimensions, for their covariance."""
+    num, dim = particles.shape
+    return num >= 1.5 * dim + 2
+
+
+def own_frame(particles: Float[Array, "n d"]) -> AbstractFrame:
+    """Dense where the particles can tell their covariance, else diagonal."""
+    return (DenseFrame if tells_covariance(particles) else DiagonalFrame).of(particles)
+
+
 def _variances(particles):
     """Variances over the particles, 1 where all particles coincide."""
     variances = jnp.var(particles, axis=0)

@@ -22,6 +22,19 @@ def logistic_regression(
     prior_sd
         Standard deviation of every weight, a priori.
     """
+    signed = signed_features(features, labels)
+
+    def log_density(weights):
+        margins = jnp.asarray(signed, weights.dtype) @ weights
+        return -jnp.sum(jax.nn.softplus(-margins)) - 0.5 * jnp.sum((weights / prior_sd) ** 2)
+
+    return Target(log_density, like=np.zeros(signed.shape[1], signed.dtype))
+
+
+def signed_features(
+    features: Float[np.ndarray, "rows d"], labels: Float[np.ndarray, " rows"]
+) -> Float[np.ndarray, "rows d"]:
+    """x y: the likelihood needs no more than the sign-flipped rows."""
     features = np.asarray(features)
     labels = np.asarray(labels)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
@@ -32,11 +45,4 @@ def logistic_regression(
     values = set(np.unique(labels).tolist())
     if not (values <= {0, 1} or values <= {-1, 1}):
         raise ValueError(f"labels must be 0 and 1, or -1 and 1, got the values {sorted(values)}.")
-    # x y once: the likelihood needs no more than the sign-flipped rows.
-    signed = features * np.where(labels > 0, 1.0, -1.0)[:, None]
-
-    def log_density(weights):
-        margins = jnp.asarray(signed, weights.dtype) @ weights
-        return -jnp.sum(jax.nn.softplus(-margins)) - 0.5 * jnp.sum((weights / prior_sd) ** 2)
-
-    return Target(log_density, like=np.zeros(features.shape[1], features.dtype))
+    return features * np.where(labels > 0, 1.0, -1.0)[:, None]

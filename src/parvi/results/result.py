@@ -50,7 +50,7 @@ class Result:
         Its settings in words, and the seed, for the record.
     timing
         Seconds.
-    num_rescued
+    num_moved
         Initial particles that were moved between others, because their density was not finite.
     target
         What was sampled; None in a result that was loaded from a file.
@@ -64,7 +64,7 @@ class Result:
     sampler: str
     key: str
     timing: Timing
-    num_rescued: int = 0
+    num_moved: int = 0
     target: AbstractTarget | None = dataclasses.field(default=None, compare=False)
 
     @classmethod
@@ -77,7 +77,7 @@ class Result:
         sampler: AbstractSampler,
         key: Any,
         timing: Timing,
-        num_rescued: int = 0,
+        num_moved: int = 0,
     ) -> "Result":
         """From what the loop left behind."""
         layout = target.layout
@@ -92,7 +92,7 @@ class Result:
             sampler=repr(sampler),
             key=str(key),
             timing=timing,
-            num_rescued=num_rescued,
+            num_moved=num_moved,
             target=target,
         )
 
@@ -168,7 +168,7 @@ class Result:
             "key": self.key,
             "seconds": self.timing.seconds,
             "compile_seconds": self.timing.compile_seconds,
-            "num_rescued": self.num_rescued,
+            "num_moved": self.num_moved,
         }
 
     def __repr__(self) -> str:
@@ -211,7 +211,7 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         sampler=facts["sampler"],
         key=facts["key"],
         timing=Timing(facts["seconds"], facts["compile_seconds"]),
-        num_rescued=facts["num_rescued"],
+        num_moved=facts["num_moved"],
     )
 
 

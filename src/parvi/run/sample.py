@@ -100,14 +100,13 @@ def sample(
         stack.enter_context(single_blas_thread())
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
-        particles, num_rescued = target.rescued(particles, key_check)
-        target.check(particles, key_check)
+        particles, num_moved = target.admit(particles, key_check)
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
         stops = np.bool_(num_steps is None)
         outcome = _drive(key_run, particles, sampler, target, limit, stops, bar)
         seconds = time.perf_counter() - began
-        return _finish(outcome, sampler, target, key, seconds, num_rescued, throw)
+        return _finish(outcome, sampler, target, key, seconds, num_moved, throw)
 
 
 class _Outcome:
@@ -153,7 +152,7 @@ def _first(infos: Info, steps: int) -> Info:
     return jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], infos)
 
 
-def _finish(outcome, sampler, target, key, seconds, num_rescued, throw) -> Result:
+def _finish(outcome, sampler, target, key, seconds, num_moved, throw) -> Result:
     run = outcome.run
     status = Status(int(run.status))
     if outcome.interrupted:
@@ -168,7 +167,7 @@ def _finish(outcome, sampler, target, key, seconds, num_rescued, throw) -> Resul
         sampler=sampler,
         key=key,
         timing=Timing(seconds, outcome.compile_seconds),
-        num_rescued=num_rescued,
+        num_moved=num_moved,
     )
     if throw and outcome.interrupted:
         raise SamplingInterrupted(

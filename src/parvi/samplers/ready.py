@@ -32,8 +32,9 @@ def pfg(num_features: int | None = None, max_steps: int = 3000) -> AffineThenBen
     """The default: PFG without a setting to tune, which stops by itself.
 
     First affine maps, in closed form, in the particles' own coordinates; then maps that bend, by
-    random features that are frozen for a round; where the particles end in separated clumps, once
-    more along a tempered path. ``result.check()`` says what is wrong with what came out.
+    random features that are frozen for a round; where the target is far from Gaussian, Hamiltonian
+    transitions and rounds anew; where the particles end in separated clumps, once more along a
+    tempered path. ``result.check()`` says what is wrong with what came out.
 
     Parameters
     ----------

@@ -27,12 +27,56 @@ def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -
     be differentiated, is not finite at some particle, has a gradient that is not finite, or one
     that is zero everywhere while its values differ.
     """
+    _judge(*_evaluated(log_density, particles))
+
+
+def admitted(
+    log_density: LogDensity, particles: Float[Array, "n d"], key: Key[Array, ""]
+) -> tuple[Float[Array, "n d"], int]:
+    """The particles after ``check_log_density``, and how many of them were moved for it.
+
+    Those where the density is not finite are moved between two others, where they are fewer than
+    half of all.
+    """
+    values, scores = _evaluated(log_density, particles)
+    bad = _not_finite(values, scores)
+    num_moved = int(bad.sum()) if 2 * bad.sum() < len(values) else 0
+    for _ in range(_ATTEMPTS if num_moved else 0):
+        key, key_move = jax.random.split(key)
+        particles = _between(key_move, particles, bad)
+        values, scores = _evaluated(log_density, particles)
+        bad = _not_finite(values, scores)
+        if not bad.any():
+            break
+    _judge(values, scores)
+    return particles, num_moved
+
+
+def _evaluated(log_density, particles):
     try:
-        values, scores = map(np.asarray, _evaluate(log_density, particles))
+        values, scores = _evaluate(log_density, particles)
     except Exception:
         # Only now look closer: a good log density is traced once, and compiled once.
         _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
         raise
+    return np.asarray(values), np.asarray(scores)
+
+
+def _not_finite(values, scores):
+    return ~(np.isfinite(values) & np.isfinite(scores).all(axis=1))
+
+
+def _between(key, particles, bad):
+    """The bad particles put at random points between two random good ones."""
+    key_pairs, key_shares = jax.random.split(key)
+    good, num = np.flatnonzero(~bad), len(bad)
+    pairs = good[np.asarray(jax.random.randint(key_pairs, (2, num), 0, len(good)))]
+    shares = jax.random.uniform(key_shares, (num, 1), particles.dtype)
+    between = shares * particles[pairs[0]] + (1 - shares) * particles[pairs[1]]
+    return jnp.where(bad[:, None], between, particles)
+
+
+def _judge(values, scores):
     num = len(values)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -57,33 +101,6 @@ def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -
             "casts or stop_gradient do this); give its gradient with parvi.Target(log_density, "
             "score=...)."
         )
-
-
-def rescued(
-    log_density: LogDensity, particles: Float[Array, "n d"], key: Key[Array, ""]
-) -> tuple[Float[Array, "n d"], int]:
-    """Particles where the density is not finite, moved between two others; and how many.
-
-    Only where they are fewer than half: else, and for a log density that cannot be evaluated,
-    nothing is moved, and ``check_log_density`` says why.
-    """
-    num, count = len(particles), 0
-    for attempt in range(_ATTEMPTS):
-        try:
-            values, scores = map(np.asarray, _evaluate(log_density, particles))
-        except Exception:
-            return particles, 0
-        bad = ~(np.isfinite(values) & np.isfinite(scores).all(axis=1))
-        if not bad.any() or 2 * bad.sum() >= num:
-            break
-        count = count if attempt else int(bad.sum())
-        key, key_pairs, key_shares = jax.random.split(key, 3)
-        good = np.flatnonzero(~bad)
-        pairs = good[np.asarray(jax.random.randint(key_pairs, (2, num), 0, len(good)))]
-        shares = jax.random.uniform(key_shares, (num, 1), particles.dtype)
-        between = shares * particles[pairs[0]] + (1 - shares) * particles[pairs[1]]
-        particles = jnp.where(bad[:, None], between, particles)
-    return particles, count
 
 
 @eqx.filter_jit

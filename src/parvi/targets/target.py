@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.interface import LogDensity
-from parvi.targets.check import check_log_density, check_scalar, rescued
+from parvi.targets.check import admitted, check_log_density, check_scalar
 from parvi.targets.flatten import Layout
 
 
@@ -31,15 +31,18 @@ class AbstractTarget(eqx.Module):
     def laid_out(self, like: PyTree) -> Self:
         """The same target for particles that look like ``like``."""
 
-    def rescued(
-        self, particles: Float[Array, "n d"], key: Key[Array, ""]
-    ) -> tuple[Float[Array, "n d"], int]:
-        """A minority of particles without a finite density, moved between others; how many."""
-        return rescued(self.at(key), particles, key)
-
     def check(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> None:
         """Raise a ``ValueError`` that says in one sentence what is wrong, if anything is."""
         check_log_density(self.at(key), particles)
+
+    def admit(
+        self, particles: Float[Array, "n d"], key: Key[Array, ""]
+    ) -> tuple[Float[Array, "n d"], int]:
+        """As ``check``, but a minority without a finite density is moved between the others.
+
+        Returns the particles, and how many were moved.
+        """
+        return admitted(self.at(key), particles, key)
 
 
 class Density(eqx.Module):

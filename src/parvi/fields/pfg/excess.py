@@ -34,11 +34,8 @@ def stein_excess(
     scores, directions = scores @ basis, frozen[0] @ basis
 
     # The features are (1, z, bent) and their gradients (0, I, slope * direction).
-    slope = jnp.mean(slopes, axis=0)
-    gradient = jnp.concatenate(
-        [jnp.zeros((1, dim), basis.dtype), basis, slope[:, None] * directions]
-    )
-    target = features.T @ scores / num + gradient
+    mean_gradient = functions.moments(frozen, particles).mean_gradient
+    target = features.T @ scores / num + mean_gradient @ basis
     size = jnp.sum(target * (inverse @ target), axis=0)
 
     weighted = features @ inverse
@@ -46,7 +43,7 @@ def stein_excess(
     square = jnp.sum(weighted * features, axis=1) @ scores**2 / num
     along = weighted[:, affine] @ basis + (weighted[:, bent] * slopes) @ directions
     cross = jnp.mean(scores * along, axis=0)
-    mixed = slope @ ((inverse[bent, affine] @ basis) * directions)
+    mixed = jnp.mean(slopes, axis=0) @ ((inverse[bent, affine] @ basis) * directions)
     both = inverse[bent, bent] * (slopes.T @ slopes / num)
     trace = jnp.sum(basis * (inverse[affine, affine] @ basis), axis=0)
     trace = trace + 2 * mixed + jnp.sum(directions * (both @ directions), axis=0)

@@ -1,0 +1,19 @@
+"""Figures of the report, drawn without a screen."""
+
+import pathlib
+from typing import Any
+
+
+def panels(rows: int, columns: int, size: float = 2.6) -> tuple[Any, Any]:
+    """A figure with rows and columns of axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size * columns, size * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def save(figure: Any, folder: pathlib.Path, name: str) -> str:
+    """Save it beside the page, and return what the page says in its place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=110)
+    return f"![{name}]({folder.name}/{name}.png)\n"

@@ -1,0 +1,268 @@
+"""Figures 1, 2, 4 and 7: flows between Gaussians, where every regulariser has its own way.
+
+Affine methods run on particles whose moments are exactly those of N(0, I), and so are the flow of
+infinitely many, at the paper's step of 1e-3; SVGD with the RBF kernel and the network run on 1000
+particles with 1e-2.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from parvi.experiments.cells import Experiment
+from parvi.experiments.figures import panels, save
+from parvi.experiments.tables import chosen, footnote, markdown
+from parvi.experiments.trace import exact_normal, trace
+from parvi.fields.kernels import RBF, LinearKernel
+from parvi.fields.pfg.field import PFG
+from parvi.fields.pfg.functions import MLP, Linear
+from parvi.fields.pfg.preconditioners import Hessian, Identity
+from parvi.fields.pfg.solvers import GradientDescent, Ridge
+from parvi.fields.svgd import SVGD
+from parvi.interface import Cloud
+from parvi.results.metrics import gaussian_kl
+from parvi.samplers.flow import Flow
+from parvi.samplers.steppers import Constant
+from parvi.targets.gaussian import gaussian
+
+_SGD = optax.sgd(1e-2, momentum=0.9, nesterov=True)
+_NUM_RECORDS = 100
+_HORIZON = 10.0
+
+# Means and variances of the four cases of Figure 4; the last is that of Figures 1 and 2.
+_CASES = {
+    "a": ((1.0, 1.0), (1.0, 1.0)),
+    "b": ((1.0, 1.0), (100.0, 1.0)),
+    "c": ((20.0, 20.0), (1.0, 1.0)),
+    "d": ((20.0, 20.0), (100.0, 1.0)),
+}
+_NAMES = {
+    "SVGD (linear)": "SVGD, linear kernel",
+    "SVGD (RBF)": "SVGD, RBF kernel",
+    "PFG (I)": "PFG, H = I",
+    "PFG (Hessian)": "PFG, H = Σ*⁻¹",
+    "PFG (network)": "PFG, network, H = Σ*⁻¹",
+}
+
+
+def _method(name):
+    """Its field, its step, its number of particles."""
+    network = GradientDescent(_SGD, num_steps=10, warm_up=500)
+    return {
+        "SVGD (linear)": (SVGD(LinearKernel()), 1e-3, 100),
+        "SVGD (RBF)": (SVGD(RBF()), 1e-2, 1000),
+        "PFG (I)": (PFG(Linear(), Identity(), Ridge(0.0)), 1e-3, 100),
+        "PFG (Hessian)": (PFG(Linear(), Hessian(), Ridge(0.0)), 1e-3, 100),
+        "PFG (network)": (PFG(MLP(32), Hessian(), network), 1e-2, 1000),
+    }[name]
+
+
+def _settings(quick):
+    cases = ["d"] if quick else list(_CASES)
+    records = 2 if quick else _NUM_RECORDS
+    return [
+        {"case": case, "method": method, "records": records} for case in cases for method in _NAMES
+    ]
+
+
+def _run(setting):
+    mean, variances = map(np.array, _CASES[setting["case"]])
+    field, step, num = _method(setting["method"])
+    every = round(_HORIZON / _NUM_RECORDS / step)
+    target = gaussian(mean, np.diag(variances))
+    start = exact_normal(num, 2)
+    out = trace(Flow(field, Constant(step)), target.full(), start, setting["records"], every)
+    # A flow that has left the numbers has an infinite KL: linear SVGD does, far away.
+    kl = [
+        float(gaussian_kl(m, c, mean, np.diag(variances))) if _proper(m, c) else None
+        for m, c in zip(out.means, out.covariances, strict=True)
+    ]
+    return {
+        "times": [round(i * every * step, 6) for i in range(len(kl))],
+        "mean_error": [_finite(np.sum((m - mean) ** 2)) for m in out.means],
+        "kl": kl,
+        "means": [[_finite(v) for v in m] for m in out.means],
+        "covariance_at_5": [[_finite(v) for v in row] for row in out.covariances[len(kl) // 2]],
+        "particles": num,
+        "step_size": step,
+    }
+
+
+def _proper(mean, covariance):
+    finite = np.isfinite(mean).all() and np.isfinite(covariance).all()
+    return bool(finite and np.linalg.eigvalsh(covariance).min() > 1e-12)
+
+
+def _finite(value):
+    return float(value) if np.isfinite(value) else None
+
+
+def _grid(low, high, num=15):
+    axis = np.linspace(low, high, num)
+    return np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
+
+
+def _field_settings(quick):
+    names = ["PFG (I)", "transport"] if quick else [*_FIELDS, *_CURL]
+    return [{"field": name} for name in names]
+
+
+# Figure 1: those of four regularisers, and optimal transport.
+_FIELDS = {
+    "SVGD (linear)": "½‖f‖²_H, linear kernel",
+    "SVGD (RBF)": "½‖f‖²_H, RBF kernel",
+    "PFG (I)": "½E‖f‖²",
+    "PFG (Hessian)": "½E‖f‖²_Σ*⁻¹",
+    "transport": "optimal transport",
+}
+# Figure 7: the term μ* μ_t' x of linear SVGD and its Helmholtz parts.
+_CURL = {"whole": "μ* μₜᵀ x", "curl": "its curl part", "divergence": "its divergence part"}
+
+
+def _run_field(setting):
+    name = setting["field"]
+    if name in _CURL:
+        matrix = np.outer([20.0, 20.0], [0.0, 10.0])
+        part = {
+            "whole": matrix,
+            "curl": (matrix - matrix.T) / 2,
+            "divergence": (matrix + matrix.T) / 2,
+        }[name]
+        points = _grid(-10, 10)
+        return {"points": points.tolist(), "vectors": (points @ part.T).tolist()}
+    mean, variances = map(np.array, _CASES["d"])
+    points = _grid(-3, 3)
+    if name == "transport":
+        # From N(0, I): the map is m* + S*^(1/2) x.
+        vectors = mean + points * (np.sqrt(variances) - 1)
+    else:
+        field, _, num = _method(name)
+        vectors = _velocity(field, gaussian(mean, np.diag(variances)).full(), num, points)
+    return {"points": points.tolist(), "vectors": np.asarray(vectors).tolist()}
+
+
+@eqx.filter_jit
+def _fitted(field, log_density, particles, points):
+    key = jax.random.key(0)
+    fit = field.fit(key, Cloud.at(log_density, particles), field.init(key, particles))[0]
+    return jax.vmap(fit.velocity)(points)
+
+
+def _velocity(field, log_density, num, points):
+    with jax.enable_x64(True):
+        start = jnp.asarray(exact_normal(num, 2))
+        return np.asarray(_fitted(field, log_density, start, jnp.asarray(points)))
+
+
+def _known(values):
+    """As an array, with NaN where nothing is known."""
+    return np.array(values, dtype=np.float64)
+
+
+def _arrows(ax, cell, title):
+    points, vectors = np.array(cell.result["points"]), np.array(cell.result["vectors"])
+    ax.quiver(*points.T, *vectors.T, angles="xy", width=0.006, color="tab:blue")
+    ax.set_title(title, fontsize=9)
+    ax.set_aspect("equal")
+
+
+def _field_page(cells, folder):
+    text = []
+    for label, names in (("figure-1", _FIELDS), ("figure-7", _CURL)):
+        found = [c for c in cells if c.setting["field"] in names]
+        if not found:
+            continue
+        figure, axes = panels(1, len(found))
+        for ax, cell in zip(axes[0], found, strict=True):
+            _arrows(ax, cell, names[cell.setting["field"]])
+        text.append(save(figure, folder, label))
+    by_name = {c.setting["field"]: np.array(c.result["vectors"]) for c in cells}
+    rows = []
+    if "transport" in by_name:
+        best = by_name["transport"]
+        for name in _FIELDS:
+            if name in by_name and name != "transport":
+                dots = np.sum(by_name[name] * best, axis=1)
+                lengths = np.linalg.norm(by_name[name], axis=1) * np.linalg.norm(best, axis=1)
+                rows.append([_FIELDS[name], f"{np.mean(dots / lengths):.3f}"])
+    intro = (
+        "g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), and the Helmholtz parts of the "
+        "term μ* μₜᵀ x of linear SVGD at μₜ = [0, 10]. Only the last regulariser points where "
+        "optimal transport does (mean cosine of the angle between them, over the grid):\n\n"
+    )
+    table = markdown(["regulariser", "cosine"], rows) if rows else ""
+    return intro + table + "\n" + "\n".join(text) + "\n" + footnote(cells)
+
+
+def _page(cells, folder):
+    cases = [case for case in _CASES if chosen(cells, case=case)]
+    figure, axes = panels(2, len(cases), 3.0)
+    for column, case in enumerate(cases):
+        for cell in chosen(cells, case=case):
+            name = cell.setting["method"]
+            for row, number in enumerate(("mean_error", "kl")):
+                series = _known(cell.result[number])
+                ax = axes[row][column]
+                ax.semilogy(cell.result["times"], np.maximum(series, 1e-16), label=_NAMES[name])
+        mean, variances = _CASES[case]
+        axes[0][column].set_title(f"({case}) μ* = {mean}, Σ* = diag{variances}", fontsize=8)
+        axes[1][column].set_xlabel("t")
+    axes[0][0].set_ylabel("‖μₜ − μ*‖²")
+    axes[1][0].set_ylabel("KL")
+    axes[0][0].legend(fontsize=6)
+    paths = [c for c in chosen(cells, case="d") if c.setting["method"] != "PFG (network)"]
+    pictures = [save(figure, folder, "figure-4")]
+    if paths:
+        pictures.append(_draw_paths(paths, folder))
+    table = [
+        [_NAMES[name], *(_last_kl(chosen(cells, case=case, method=name)) for case in cases)]
+        for name in _NAMES
+    ]
+    text = (
+        "Figure 4: distance of the mean and KL divergence over time, steps of 1e-3 (affine "
+        "methods, exact moments) and 1e-2 (RBF kernel and network, 1000 particles, moments of the "
+        "particles, so that their KL is that of the fitted Gaussian). Figure 2: paths of the mean "
+        "and p(5, x) in case d, with one standard deviation. The KL divergence at t = 10:\n\n"
+    )
+    header = ["", *(f"({case})" for case in cases)]
+    return text + markdown(header, table) + "\n" + "\n".join(pictures) + "\n" + footnote(cells)
+
+
+def _last_kl(cells):
+    if not cells:
+        return ""
+    last = cells[0].result["kl"][-1]
+    return "left the numbers" if last is None else f"{last:.2g}"
+
+
+def _draw_paths(cells, folder):
+    mean, variances = map(np.array, _CASES["d"])
+    figure, axes = panels(2, len(cells), 2.8)
+    angle = np.linspace(0, 2 * np.pi, 100)
+    circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    for column, cell in enumerate(cells):
+        path = _known(cell.result["means"])
+        axes[0][column].plot(*path.T, ".-", markersize=2)
+        axes[0][column].plot(*mean, "k+")
+        axes[0][column].set_title(_NAMES[cell.setting["method"]], fontsize=9)
+        middle = len(path) // 2
+        covariance = cell.result["covariance_at_5"]
+        target = mean + circle * np.sqrt(variances)
+        axes[1][column].plot(*target.T, "k--", linewidth=0.8)
+        if all(v is not None for row in covariance for v in row):
+            values, vectors = np.linalg.eigh(np.array(covariance))
+            ring = path[middle] + circle * np.sqrt(np.maximum(values, 0)) @ vectors.T
+            axes[1][column].plot(*ring.T)
+    return save(figure, folder, "figure-2")
+
+
+FIELDS = Experiment(
+    "fields",
+    "Figures 1 and 7: velocities of the regularisers",
+    _field_settings,
+    _run_field,
+    _field_page,
+)
+FLOWS = Experiment("flows", "Figures 2 and 4: flows between Gaussians", _settings, _run, _page)
