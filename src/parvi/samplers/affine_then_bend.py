@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from parvi.fields.clumps import separated
-from parvi.fields.frame import AbstractFrame
+from parvi.fields.frame import AbstractFrame, DenseFrame
 from parvi.fields.pfg.metric import DenseMetric
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
 from parvi.samplers import flights
@@ -54,13 +54,15 @@ _MIN_STEP = 1e-8
 _FIRST_BETA = 0.01
 # Steps of a round at least: a first step may fall far on its own features alone.
 _MIN_AGE = 3
+# Steps of a tempered round at most: the next one has another target.
+_TEMPERED_AGE = 30
 # A fresh excess that no longer falls is believed at once below this, else the second time.
 _SURE = 0.6
 # Largest eigenvalue of the Fisher information in the particles' own frame, 1 for a Gaussian, from
 # which on bending alone is not trusted. Regressions have 1 to 1.2; banana and funnel 5 to 16.
 _FAR_FROM_GAUSSIAN = 3.0
 # Of the broad Gaussian, in sds of the particles: its centre then tilts the modes' weights little.
-_BREADTH = 2.0
+_BREADTH = 3.0
 
 
 class Control(NamedTuple):
@@ -150,7 +152,7 @@ class AffineThenBend(AbstractSampler):
         gain: float = 0.8,
         num_temperatures: int = 80,
         flies: bool = True,
-        max_steps: int = 3000,
+        max_steps: int = 5000,
     ):
         self.rounds = Rounds(num_features, ridge, clip)
         self.share = share
@@ -232,7 +234,7 @@ class AffineThenBend(AbstractSampler):
         if self.rounds.bends(x):
             normal = _paired_normal(key_normal, x)
             uniforms = jax.random.uniform(key_uniform, (2, len(x)), x.dtype)
-            broad = _where(again, frame, memory.broad)
+            broad = _where(again, _broad(found.round), memory.broad)
             moved = jnp.where(again, broad.leave(_BREADTH * normal), moved)
             flight = flights.leapt(control.leapfrogs, flight, cloud, frame, normal, uniforms[0])
             moved = jnp.where(flies, flight.positions, moved)
@@ -328,7 +330,8 @@ class AffineThenBend(AbstractSampler):
         # Each temperature has but one round: it comes closer to rest.
         fall = self.fall * jnp.where(control.beta < 1, 0.15, jnp.where(control.flown, 0.5, 1.0))
         fallen = (merit <= fall * first) & (age >= _MIN_AGE)
-        ends = fallen | (age >= self.max_age) | (step_size < 1e-6)
+        oldest = jnp.where(control.beta < 1, min(_TEMPERED_AGE, self.max_age), self.max_age)
+        ends = fallen | (age >= oldest) | (step_size < 1e-6)
         ends = (~affine & ends) | rests
         # Tempered rounds do not count: each has another target.
         counted = control.fresh & (control.beta >= 1)
@@ -392,6 +395,23 @@ def _cheap(key):
     """The same key for XLA's own generator: JAX's would be a third of the compilation."""
     data = jax.random.key_data(key)
     return jax.random.wrap_key_data(jnp.tile(data, 4 // data.shape[-1]), impl="rbg")
+
+
+def _broad(current):
+    """A frame as wide in every direction as the clumps are in theirs, in units of a clump's width.
+
+    The Fisher information tells that width; the clumps that were met may lie on a line, and those
+    that were not beside it.
+    """
+    if not isinstance(current.metric, DenseMetric):
+        return current.frame
+    values, vectors = current.metric.values, current.metric.vectors
+    wider = jnp.sqrt(jnp.max(values) / values)
+    return DenseFrame(
+        current.frame.mean,
+        current.frame.factor @ (vectors * wider) @ vectors.T,
+        (vectors / wider) @ vectors.T @ current.frame.inverse,
+    )
 
 
 def _paired_normal(key, x):

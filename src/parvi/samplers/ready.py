@@ -28,7 +28,7 @@ from parvi.samplers.stein_neural_sampler import SteinNeuralSampler
 from parvi.samplers.steppers import Constant, LineSearch, Optax, TrustRegion
 
 
-def pfg(num_features: int | None = None, max_steps: int = 3000) -> AffineThenBend:
+def pfg(num_features: int | None = None, max_steps: int = 5000) -> AffineThenBend:
     """The default: PFG without a setting to tune, which stops by itself.
 
     First affine maps, in closed form, in the particles' own coordinates; then maps that bend, by
