@@ -149,6 +149,7 @@ class Result:
         with precision(self.log_density.dtype):
             flat = jax.vmap(layout.unconstrain)(self.particles)
             tempered = bool(np.any(self.history.get("beta", np.ones(1)) < 1))
+            tempered = tempered and not np.any(self.history.get("returns", np.zeros(1)))
             return checks.check(self.status, target.full(), flat, tempered)
 
     def to_arviz(self) -> "az.InferenceData":

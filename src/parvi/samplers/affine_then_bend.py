@@ -26,7 +26,8 @@ features do not see all that is missing. Then, once, Hamiltonian transitions (``
 rounds anew.
 
 **Modes.** If the particles at rest lie in separated clumps, their weights are those of the start.
-Then once more from a broad Gaussian, along p^b N^(1 - b) with b rising to 1, a round each.
+Then once more from a broad Gaussian, along p^b N^(1 - b) with b rising to 1, a round each; and back
+to where they were if that does not come to rest.
 
 With fewer than 1.5 particles a dimension a covariance cannot be told: the frame is diagonal, the
 map f_j = b_j + a_j z_j, and nothing bends. O(n d) memory there, O(n d + n k + d^2) otherwise.
@@ -56,6 +57,8 @@ _FIRST_BETA = 0.01
 _MIN_AGE = 3
 # Steps of a tempered round at most: the next one has another target.
 _TEMPERED_AGE = 30
+# Rounds after the tempered path within which it must come to rest.
+_PATIENCE = 10
 # A fresh excess that no longer falls is believed at once below this, else the second time.
 _SURE = 0.6
 # Largest eigenvalue of the Fisher information in the particles' own frame, 1 for a Gaussian, from
@@ -69,7 +72,8 @@ class Control(NamedTuple):
     """Where the run is.
 
     ``fresh``: a round begins with the next step. ``excess``: the smallest of the fresh ones.
-    ``leapfrogs``: those of Hamiltonian transitions that are left to do. ``flown``: they are done.
+    ``late``: rounds since the tempered path ended. ``leapfrogs``: those of Hamiltonian transitions
+    that are left to do. ``flown``: they are done.
     ``rested``: the run is over; further steps, where some were asked for, change nothing.
     """
 
@@ -84,10 +88,18 @@ class Control(NamedTuple):
     beta: Float[Array, ""]
     tempered: Bool[Array, ""]
     hesitated: Bool[Array, ""]
-    suspected: Bool[Array, ""]
+    late: Int[Array, ""]
     leapfrogs: Int[Array, ""]
     flown: Bool[Array, ""]
     rested: Bool[Array, ""]
+
+
+class Home(NamedTuple):
+    """The particles before the tempered path, to come back to if it does not end at rest."""
+
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"]
+    log_densities: Float[Array, " n"]
 
 
 class BendingMemory(NamedTuple):
@@ -98,6 +110,7 @@ class BendingMemory(NamedTuple):
     found: Found
     broad: AbstractFrame
     flight: Flight
+    home: Home
     control: Control
 
 
@@ -180,7 +193,7 @@ class AffineThenBend(AbstractSampler):
             beta=jnp.ones((), dtype),
             tempered=never,
             hesitated=never,
-            suspected=never,
+            late=jnp.zeros((), jnp.int32),
             leapfrogs=jnp.zeros((), jnp.int32),
             flown=never,
             rested=never,
@@ -192,6 +205,7 @@ class AffineThenBend(AbstractSampler):
             found,
             found.round.frame,
             flights.grounded(particles),
+            Home(particles, cloud.scores, cloud.log_densities),
             control,
         )
         return State(jnp.zeros((), jnp.int32), particles, memory)
@@ -218,13 +232,16 @@ class AffineThenBend(AbstractSampler):
         floor = control.fresh & (control.beta >= 1) & (excess < 1)
         floor = floor & (excess > self.gain * control.excess)
         at_floor = floor & ((excess < _SURE) | control.hesitated)
-        # What one look takes for clumps may be a few particles in a thin part: it looks again after
-        # the transitions.
+        # Clumps are looked for after the transitions: before them a few particles in a thin part
+        # are easily taken for one.
         clumped = self._clumped(at_floor & ~control.tempered, x, scores, frame)
         takes_off = at_floor & ~control.flown & ~control.tempered
         takes_off = takes_off & self._far_from_gaussian(found.round.metric)
-        again = clumped & ~takes_off & (~control.flown | control.suspected)
-        at_rest = control.rested | (at_floor & ~again & ~takes_off)
+        again = clumped & ~takes_off
+        here = Home(x, memory.scores, memory.log_densities)
+        home = _where(again, here, memory.home)
+        returns = control.fresh & (control.late >= _PATIENCE) & ~at_floor & ~control.rested
+        at_rest = control.rested | (at_floor & ~again & ~takes_off) | returns
 
         # The move; or a new start from a broad Gaussian; or a leapfrog.
         flies = control.leapfrogs > 0
@@ -257,7 +274,7 @@ class AffineThenBend(AbstractSampler):
             new_control = new_control._replace(hesitated=control.hesitated | floor)
             new_control = _where(flies, self._flying(control), new_control)
             new_control = _where(again, self._restarted(new_control), new_control)
-            new_control = _where(takes_off, self._taking_off(new_control, clumped), new_control)
+            new_control = _where(takes_off, self._taking_off(new_control), new_control)
             new_control = _where(control.rested, control, new_control._replace(rested=at_rest))
         else:
             at_rest = new_control.quiet >= 5
@@ -269,17 +286,29 @@ class AffineThenBend(AbstractSampler):
             stein_ratio=cloud.stein_ratio(),
             step_size=control.step_size,
             accepted=jnp.any(taken),
-            extra={"at_rest": at_rest, "beta": control.beta, "excess": excess},
+            extra={
+                "at_rest": at_rest,
+                "beta": control.beta,
+                "excess": excess,
+                "returns": returns,
+            },
         )
-        memory = BendingMemory(
+        there = Home(
+            jnp.where(taken[:, None], moved, x),
             jnp.where(taken[:, None], proposed.scores, memory.scores),
             jnp.where(taken, proposed.log_densities, memory.log_densities),
+        )
+        there = _where(returns, home, there)
+        memory = BendingMemory(
+            there.scores,
+            there.log_densities,
             Found(found.round, _where(accepted, following, descent), jnp.zeros_like(excess)),
             broad,
             flight,
+            home,
             new_control,
         )
-        return State(state.step + 1, jnp.where(taken[:, None], moved, x), memory), info
+        return State(state.step + 1, there.particles, memory), info
 
     def _tempered(self, x, scores, memory):
         """The scores of p^b N^(1 - b), with N the broad Gaussian of the new start."""
@@ -349,7 +378,7 @@ class AffineThenBend(AbstractSampler):
             beta=jnp.where(ends & ~affine, warmer, control.beta),
             tempered=control.tempered,
             hesitated=control.hesitated,
-            suspected=control.suspected,
+            late=control.late + (counted & control.tempered),
             leapfrogs=control.leapfrogs,
             flown=control.flown,
             rested=control.rested,
@@ -369,9 +398,8 @@ class AffineThenBend(AbstractSampler):
             return jnp.zeros((), bool)
         return jnp.max(metric.values) > _FAR_FROM_GAUSSIAN
 
-    def _taking_off(self, control, clumped):
+    def _taking_off(self, control):
         return control._replace(
-            suspected=clumped,
             fresh=jnp.zeros((), bool),
             leapfrogs=jnp.full_like(control.leapfrogs, flights.NUM_STEPS),
             flown=jnp.ones((), bool),
