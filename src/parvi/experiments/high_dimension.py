@@ -104,11 +104,12 @@ def _grid(methods, quick, only_first=()):
 
 
 def _variance_settings(quick):
-    return _grid(list(_samplers()), quick, only_first=("SVGD (linear)", "PFG (linear)"))
+    methods = ["PFG (linear)", DEFAULT] if quick else list(_samplers())
+    return _grid(methods, quick, only_first=("SVGD (linear)", "PFG (linear)"))
 
 
 def _energy_settings(quick):
-    return _grid(["SVGD", "GSVGD", "PFG", DEFAULT], quick)
+    return _grid(["SVGD"] if quick else ["SVGD", "GSVGD", "PFG", DEFAULT], quick)
 
 
 def _page(cells, name, number, digits, scale=1.0):
