@@ -6,14 +6,7 @@ from typing import Annotated
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import track
 from rich.table import Table
 
 import parvi
@@ -166,7 +159,8 @@ def reproduce(
             )
             continue
         work = cells.pending(experiment, results, quick)
-        for setting in _track(work, experiment.name, console):
+        quiet = not console.is_terminal
+        for setting in track(work, experiment.name, console=console, disable=quiet):
             cells.make(experiment, results, setting)
     if chosen:
         reproduction.report(results, page, quick)
@@ -187,15 +181,3 @@ def reproduce(
         console.print(table)
     if failed:
         raise typer.Exit(1)
-
-
-def _track(work, name, console):
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        yield from bar.track(work, description=name)

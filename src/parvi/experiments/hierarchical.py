@@ -101,10 +101,8 @@ def _run(setting):
     tried = {}
     if name != DEFAULT:
         for size in _STEP_SIZES:
-            nll = _scores(_fit(name, size, train, setting), validation)[1]
-            tried[size] = nll if np.isfinite(nll) else None
-        known = {size: nll for size, nll in tried.items() if nll is not None}
-        size = min(known, key=lambda s: known[s])
+            tried[size] = _scores(_fit(name, size, train, setting), validation)[1]
+        size = min(tried, key=lambda s: tried[s])
     else:
         size = None
     both = tuple(np.concatenate(parts) for parts in zip(train, validation, strict=True))
@@ -114,7 +112,7 @@ def _run(setting):
         "accuracy": accuracy,
         "nll": nll,
         "step_size": size,
-        "validation_nll": {str(size): value for size, value in tried.items()},
+        "validation_nll": {str(s): v if np.isfinite(v) else None for s, v in tried.items()},
         "steps": run.num_steps,
         "status": run.status.name,
         "seconds": run.timing.seconds,

@@ -128,7 +128,7 @@ class AffineThenBend(AbstractSampler):
     share
         The affine phase gives way when its KL rate is below ``share * d / n`` twice in a row; the
         mean of n draws is wrong by a KL of d / (2n). Where nothing bends it is the whole run, and
-        ends below a hundredth of that, five times in a row.
+        ends below a tenth of that, five times in a row.
     fall
         A round of bending ends when the merit is below ``fall`` times its first value,
     max_age
@@ -199,13 +199,15 @@ class AffineThenBend(AbstractSampler):
             rested=never,
         )
         found = self.rounds.start(particles)
+        # Where nothing bends there are no transitions and no path: nothing to keep for them.
+        kept = slice(None) if self.rounds.bends(particles) else slice(0)
         memory = BendingMemory(
             cloud.scores,
             cloud.log_densities,
             found,
             found.round.frame,
-            flights.grounded(particles),
-            Home(particles, cloud.scores, cloud.log_densities),
+            flights.grounded(particles[kept]),
+            Home(particles[kept], cloud.scores[kept], cloud.log_densities[kept]),
             control,
         )
         return State(jnp.zeros((), jnp.int32), particles, memory)
@@ -238,8 +240,6 @@ class AffineThenBend(AbstractSampler):
         takes_off = at_floor & ~control.flown & ~control.tempered
         takes_off = takes_off & self._far_from_gaussian(found.round.metric)
         again = clumped & ~takes_off
-        here = Home(x, memory.scores, memory.log_densities)
-        home = _where(again, here, memory.home)
         returns = control.fresh & (control.late >= _PATIENCE) & ~at_floor & ~control.rested
         at_rest = control.rested | (at_floor & ~again & ~takes_off) | returns
 
@@ -247,16 +247,15 @@ class AffineThenBend(AbstractSampler):
         flies = control.leapfrogs > 0
         displacement, limited = self._displacement(descent, control)
         moved = frame.leave(frame.enter(x) + displacement)
-        flight = memory.flight
+        flight, home, broad = memory.flight, memory.home, memory.broad
         if self.rounds.bends(x):
+            home = _where(again, Home(x, memory.scores, memory.log_densities), home)
             normal = _paired_normal(key_normal, x)
             uniforms = jax.random.uniform(key_uniform, (2, len(x)), x.dtype)
-            broad = _where(again, _broad(found.round), memory.broad)
+            broad = _where(again, _broad(found.round), broad)
             moved = jnp.where(again, broad.leave(_BREADTH * normal), moved)
             flight = flights.leapt(control.leapfrogs, flight, cloud, frame, normal, uniforms[0])
             moved = jnp.where(flies, flight.positions, moved)
-        else:
-            broad = memory.broad
         proposed = Cloud.at(log_density, moved)
 
         new_scores = self._tempered(moved, proposed.scores, memory)
@@ -298,7 +297,8 @@ class AffineThenBend(AbstractSampler):
             jnp.where(taken[:, None], proposed.scores, memory.scores),
             jnp.where(taken, proposed.log_densities, memory.log_densities),
         )
-        there = _where(returns, home, there)
+        if self.rounds.bends(x):
+            there = _where(returns, home, there)
         memory = BendingMemory(
             there.scores,
             there.log_densities,
