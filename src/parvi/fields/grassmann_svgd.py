@@ -11,7 +11,17 @@ noisy gradient ascent of its own Stein discrepancy alpha(A) = E[f_A . grad log p
 
     A <- retraction of A by (I - A A^T)(delta grad alpha(A) + sqrt(2 T delta) noise).
 
-Only the span of A matters, so that the Q of a QR decomposition is the retraction.
+Only the span of A matters, so that the Q of a QR decomposition is the retraction. The particles
+move with the projectors as they are, and the projectors afterwards, for the next step: one
+evaluation of the kernel serves both, where moving the projectors first takes two.
+
+On lines (k = 1) nothing is left to automatic differentiation. With t = a . x, s = a . score and
+f the scalar velocity on the line,
+
+    alpha(a) = E[s f(t) + f'(t)],
+    grad alpha(a) = 2 E[f(t) score + (s f'(t) + f''(t)) x],
+
+because the double sum in alpha is symmetric: one exponential for each pair of particles.
 
 The sum, not the average, is the direction of steepest descent when the function is free in all
 subspaces at once, and it is what the authors use: complementary projectors then give the score in
@@ -35,10 +45,9 @@ _MEDIAN_POINTS = 512
 
 
 class GrassmannMemory(NamedTuple):
-    """The projectors with their bandwidths, their temperature, the last velocity's magnitude."""
+    """The projectors of the next step, their temperature, the last velocity's magnitude."""
 
     projectors: Float[Array, "m d k"]
-    squares: Float[Array, " m"]
     temperature: Float[Array, ""]
     magnitude: Float[Array, ""]
 
@@ -61,6 +70,11 @@ class GrassmannVelocity(AbstractVelocity):
         return self._with_divergences(cloud.particles)[1]
 
     def _with_divergences(self, points):
+        if self.projectors.shape[2] == 1:
+            lines = self.projectors[..., 0]
+            values, slopes, _ = _on_lines(lines, self.squares, self.particles, self.scores, points)
+            return values.T @ lines, jnp.sum(slopes, axis=0)
+
         def one(projector_and_square):
             projector, square = projector_and_square
             return _projected(projector, square, self.particles, self.scores, points)
@@ -72,9 +86,10 @@ class GrassmannVelocity(AbstractVelocity):
 
 
 class GrassmannSVGD(AbstractField):
-    """SVGD on m learned subspaces of dimension k. O(m n^2 k) time, O(n^2) memory.
+    """SVGD on m learned subspaces of dimension k. O(m n^2 k) time, O(n^2) memory; O(m n) on lines.
 
-    Stochastic: the projectors move with noise.
+    Stochastic: the projectors move with noise. A step's velocity has the projectors that the
+    step before has left, and its own particles' bandwidths.
 
     Parameters
     ----------
@@ -123,39 +138,32 @@ class GrassmannSVGD(AbstractField):
         # Blocks of coordinate axes, as the authors start; past the last axis from the first again.
         axes = jnp.arange(num * k).reshape(num, k) % dim
         projectors = jnp.swapaxes(jnp.eye(dim, dtype=dtype)[axes], 1, 2)
-        squares = self._squares(projectors, particles)
         temperature = jnp.asarray(self.temperature, dtype)
-        return GrassmannMemory(
-            projectors, squares, temperature, jnp.asarray(jnp.finfo(dtype).max, dtype)
-        )
+        return GrassmannMemory(projectors, temperature, jnp.asarray(jnp.finfo(dtype).max, dtype))
 
     def fit(self, key, cloud, memory):
-        particles, scores = cloud.particles, cloud.scores
-
-        def gradient(projector_and_square):
-            # The bandwidth is a fixed number here, from the particles of the step before: the
-            # median is the dearest part of a step, and one of them is enough.
-            return jax.grad(_discrepancy)(*projector_and_square, particles, scores)
-
-        gradients = jax.lax.map(gradient, (memory.projectors, memory.squares))
-        projectors = _moved(
-            key, memory.projectors, gradients, self.projector_step, memory.temperature
-        )
+        particles, scores, projectors = cloud.particles, cloud.scores, memory.projectors
         squares = self._squares(projectors, particles)
-        velocity = GrassmannVelocity(projectors, squares, particles, scores)
-        values, divergences = velocity._with_divergences(particles)
+        # The bandwidths are fixed numbers for the gradients.
+        gradients_of = _gradients_on_lines if projectors.shape[2] == 1 else _gradients
+        values, divergences, gradients = gradients_of(projectors, squares, particles, scores)
 
         magnitude = jnp.mean(jnp.max(jnp.abs(values), axis=1))
         temperature = self._annealed(memory, magnitude)
-        memory = GrassmannMemory(projectors, squares, temperature, magnitude)
-        extra = {"temperature": temperature}
-        return Fit(velocity, values, kl_rate(values, divergences, scores), extra), memory
+        moved = _moved(key, projectors, gradients, self.projector_step, temperature)
+        velocity = GrassmannVelocity(projectors, squares, particles, scores)
+        fit = Fit(
+            velocity, values, kl_rate(values, divergences, scores), {"temperature": temperature}
+        )
+        return fit, GrassmannMemory(moved, temperature, magnitude)
 
     def _squares(self, projectors, particles):
         def square(projector):
             return self.bandwidth.of(particles @ projector, _MEDIAN_POINTS)
 
-        return jax.lax.map(square, projectors)
+        # On lines a median needs no pairs, and all of them are found at once.
+        on_lines = projectors.shape[2] == 1
+        return jax.vmap(square)(projectors) if on_lines else jax.lax.map(square, projectors)
 
     def _annealed(self, memory, magnitude):
         tolerance = self.annealing_tolerance * memory.projectors.shape[0]
@@ -175,9 +183,65 @@ def _projected(projector, square, particles, scores, points):
 
 
 def _discrepancy(projector, square, particles, scores):
-    """alpha(A) = E[f_A . s + div f_A], the squared kernel Stein discrepancy in the subspace."""
+    """alpha(A) = E[f_A . s + div f_A], the squared kernel Stein discrepancy in the subspace.
+
+    With it what it is made of: the velocity in the subspace and its divergences.
+    """
     values, divergences = _projected(projector, square, particles, scores, particles)
-    return -kl_rate(values, divergences, scores @ projector)
+    return -kl_rate(values, divergences, scores @ projector), (values, divergences)
+
+
+def _gradients(projectors, squares, particles, scores):
+    """Velocity and divergences at the particles, and the gradient of each discrepancy."""
+
+    def one(projector_and_square):
+        return jax.grad(_discrepancy, has_aux=True)(*projector_and_square, particles, scores)
+
+    gradients, (values, divergences) = jax.lax.map(one, (projectors, squares))
+    total = jnp.einsum("mnk,mdk->nd", values, projectors)
+    return total, jnp.sum(divergences, axis=0), gradients
+
+
+def _gradients_on_lines(projectors, squares, particles, scores):
+    """The same for k = 1, in closed form."""
+    num = particles.shape[0]
+    lines = projectors[..., 0]
+    values, slopes, bends = _on_lines(lines, squares, particles, scores, particles)
+    # alpha does not change when all particles move together: their mean is only rounding here.
+    centred = particles - jnp.mean(particles, axis=0)
+    gradients = values @ scores + (lines @ scores.T * slopes + bends) @ centred
+    return values.T @ lines, jnp.sum(slopes, axis=0), (2 / num) * gradients[..., None]
+
+
+def _on_lines(lines, squares, particles, scores, points):
+    """f, f' and f'' on each line, (m, n) each, at the points.
+
+    In units of the bandwidth, f(u) = E_j[phi (s_j + 2 D)] with D = u - u_j, phi = exp(-D^2).
+    """
+    num = particles.shape[0]
+    centre = jnp.mean(particles, axis=0)
+    length = jnp.sqrt(squares)[:, None]
+    at = lines @ (points - centre).T / length
+    # A loop over the particles, each seen from all points on all lines: m n numbers at a time,
+    # and differences before powers, which powers of far points would not survive in float32.
+    columns = ((particles - centre) @ lines.T / length.T, scores @ lines.T * length.T)
+
+    def add(sums, column):
+        other, score = column
+        # phi is zero there in float64 too, and a power of a larger gap might overflow.
+        gap = jnp.clip(at - other[:, None], -30, 30)
+        phi = jnp.exp(-(gap**2))
+        # (phi p)' = phi (p' - 2 D p).
+        value = score[:, None] + 2 * gap
+        slope = 2 - 2 * gap * value
+        bend = -2 * value - 4 * gap - 2 * gap * slope
+        # Three sums, not a stack of them, which XLA does not vectorise: 15 times slower.
+        terms = (phi * value, phi * slope, phi * bend)
+        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
+
+    zeros = jnp.zeros_like(at)
+    (value, slope, bend), _ = jax.lax.scan(add, (zeros, zeros, zeros), columns, unroll=2)
+    return value / (num * length), slope / (num * length**2), bend / (num * length**3)
 
 
 def _moved(key, projectors, gradients, step, temperature):
@@ -186,4 +250,7 @@ def _moved(key, projectors, gradients, step, temperature):
     ambient = step * gradients + jnp.sqrt(2 * temperature * step) * noise
     inside = jnp.einsum("mdk,mdj->mkj", projectors, ambient)
     tangent = ambient - jnp.einsum("mdk,mkj->mdj", projectors, inside)
-    return jnp.linalg.qr(projectors + tangent)[0]
+    moved = projectors + tangent
+    if projectors.shape[2] == 1:
+        return moved / jnp.linalg.norm(moved, axis=1, keepdims=True)
+    return jnp.linalg.qr(moved)[0]
