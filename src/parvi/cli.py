@@ -1,6 +1,7 @@
 """The command line: parse, call, print."""
 
 import pathlib
+import re
 from typing import Annotated
 
 import typer
@@ -126,6 +127,9 @@ def reproduce(
     names: Annotated[list[str] | None, typer.Argument(help="Experiments to run.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Run all of them.")] = False,
     quick: Annotated[bool, typer.Option(help="Tiny sizes: minutes instead of hours.")] = False,
+    part: Annotated[
+        str, typer.Option(help="K/M: only the K-th of M shares, to spread the work.")
+    ] = "1/1",
     results: Annotated[pathlib.Path, typer.Option(help="Folder of the cells.")] = pathlib.Path(
         "results/reproduction"
     ),
@@ -145,6 +149,9 @@ def reproduce(
     if quick:
         # A quick cell is no result: never among the real ones.
         results, page = results / "quick", results / "quick" / "reproduction.md"
+    share = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
+    if share is None or int(share[1]) > int(share[2]):
+        raise typer.BadParameter(f"--part is K/M with K from 1 to M, got {part}")
     chosen = [known[name] for name in (known if everything else names or [])]
     failed = False
     for experiment in chosen:
@@ -158,7 +165,7 @@ def reproduce(
                 soft_wrap=True,
             )
             continue
-        work = cells.pending(experiment, results, quick)
+        work = cells.pending(experiment, results, quick, (int(share[1]), int(share[2])))
         quiet = not console.is_terminal
         for setting in track(work, experiment.name, console=console, disable=quiet):
             cells.make(experiment, results, setting)

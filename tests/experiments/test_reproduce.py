@@ -34,6 +34,17 @@ def test_a_cell_is_made_once_and_found_again(tmp_path):
     assert json.loads(path.read_text())["setting"] == first
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_shares_are_all_the_work_and_none_of_it_twice(tmp_path, parts):
+    experiment = toy()
+    shares = [
+        setting
+        for number in range(parts)
+        for setting in cells.pending(experiment, tmp_path, part=(number + 1, parts))
+    ]
+    assert shares == experiment.settings(False)
+
+
 def test_a_cell_that_is_cut_off_leaves_nothing(tmp_path):
     def run(setting):
         raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """Solvers: each against the objective that it says it minimises."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import parvi
 from oracle import exact
 from parvi.fields.pfg.functions import Parameters
+from parvi.fields.pfg.metric import DiagonalMetric
 from parvi.fields.pfg.objective import Exact
 from parvi.fields.pfg.solvers import Problem
 
@@ -48,6 +50,12 @@ def solved(solver, problem, seed=0):
     return solve(jax.random.key(seed), solver.init(parameters))
 
 
+class _NoDivergence(Exact):
+    def __call__(self, key, functions, parameters, particles):
+        values, divergences = super().__call__(key, functions, parameters, particles)
+        return values, 0.0 * divergences
+
+
 FEATURES = {"linear": parvi.Linear(), "random": parvi.RandomFeatures(5)}
 each_features = pytest.mark.parametrize("features", FEATURES)
 each_shift = pytest.mark.parametrize("base_shift", [0.0, 0.4])
@@ -84,8 +92,26 @@ def test_gradient_descent_converges_to_ridge(features, base_shift):
     assert exact.relative_error(found.trainable, expected.trainable) < 1e-4
 
 
+def test_relative_descent_knows_no_units():
+    """Scores and H times 1000, as of 1000 times the data: the same fit at the same rate."""
+    problem = problem_of(parvi.Linear(), parvi.FisherDiagonal())
+    factor = 1000.0
+    metric = DiagonalMetric(factor * problem.metric.diagonal)
+    where = lambda p: (p.metric, p.scores)  # noqa: E731
+    scaled = eqx.tree_at(where, problem, (metric, factor * problem.scores))
+    # The divergence does not grow with the scores: leave it out of both.
+    without = lambda p: eqx.tree_at(lambda q: q.divergence, p, _NoDivergence())  # noqa: E731
+    solver = parvi.GradientDescent(optax.sgd(1e-2), num_steps=20, relative=True)
+    expected, _, _ = solved(solver, without(problem))
+    found, _, _ = solved(solver, without(scaled))
+    assert exact.relative_error(found.trainable, expected.trainable) < ROUNDING
+    blunt = parvi.GradientDescent(optax.sgd(1e-2), num_steps=20)
+    other, _, _ = solved(blunt, without(scaled))
+    assert not exact.relative_error(other.trainable, expected.trainable) < 1e-2
+
+
 def test_base_shift_only_moves_what_is_fitted():
-    """c s + f is fitted to the same velocity: for scores within the class nothing changes."""
+    """c H^-1 s + f is fitted to the same velocity: for scores within the class nothing changes."""
     rng = np.random.default_rng(0)
     density = exact.gaussian(np.ones(DIM), exact.covariance_of(rng, [0.5, 1.0, 2.0]))
     particles = exact.particles_with(rng, NUM, np.zeros(DIM), np.eye(DIM))
@@ -124,9 +150,8 @@ def normal_equations(functions, frozen, problem, rows):
     gradients = np.asarray(jax.vmap(jax.jacfwd(psi))(jnp.asarray(x)))
     gram = features.T @ features / len(x)
     score_features = s.T @ features / len(x)
-    b = score_features + gradients.mean(axis=0).T
-    target = np.asarray(problem.metric.solve(jnp.asarray(b.T))).T
-    return gram, target - problem.base_shift * score_features
+    b = (1 - problem.base_shift) * score_features + gradients.mean(axis=0).T
+    return gram, np.asarray(problem.metric.solve(jnp.asarray(b.T))).T
 
 
 @each_features

@@ -48,13 +48,13 @@ def network(theta, x):
 
 
 def transcription(particles, theta, regulariser, estimate, shift):
-    """The particles after T steps of Algorithm 1, U = -log p, with base function f0 = shift s."""
+    """The particles after T steps of Algorithm 1, U = -log p, base function f0 = shift s / h."""
     grad_u = jax.jit(jax.grad(lambda x: -log_density(x)))
 
     def term(theta, x, gradient, h):
         f = network(theta, x)
         jacobian = jax.jacfwd(lambda point: network(theta, point))(x)
-        return regulariser(f - shift * gradient, h) + f @ gradient - jnp.trace(jacobian)
+        return regulariser(f - shift * gradient / h, h) + f @ gradient - jnp.trace(jacobian)
 
     grad_term = jax.jit(jax.grad(term))
     history = []
@@ -71,7 +71,7 @@ def transcription(particles, theta, regulariser, estimate, shift):
                 for name, value in theta.items()
             }
         particles = [
-            x + ETA * (network(theta, x) - shift * gradient)
+            x + ETA * (network(theta, x) - shift * gradient / h)
             for x, gradient in zip(particles, gradients, strict=True)
         ]
     return np.stack(particles), theta

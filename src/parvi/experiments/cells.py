@@ -59,14 +59,32 @@ def progress(experiment: Experiment, folder: pathlib.Path, quick: bool = False) 
     return Progress(done, len(settings), missing)
 
 
-def pending(experiment: Experiment, folder: pathlib.Path, quick: bool = False) -> list[dict]:
-    """The settings that have no cell yet."""
+def pending(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    quick: bool = False,
+    part: tuple[int, int] = (1, 1),
+) -> list[dict]:
+    """The settings that have no cell yet; of ``part`` (k, m), the k-th of m shares of all."""
+    number, parts = part
     settings = experiment.settings(quick)
-    return [setting for setting in settings if not _path(experiment, folder, setting).exists()]
+    # Stretches, not every m-th: neighbours often share what was compiled and tuned.
+    share = settings[len(settings) * (number - 1) // parts : len(settings) * number // parts]
+    return [setting for setting in share if not _path(experiment, folder, setting).exists()]
+
+
+# The experiment and setting whose compiled programs are kept, but for seed and split.
+_last: dict[str, Any] = {}
 
 
 def make(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> Cell:
     """Run a cell and save it; a cell that was cut off leaves nothing behind."""
+    global _last
+    kind = {"name": experiment.name, **setting, "seed": None, "split": None}
+    if kind != _last:
+        # Many compiled programs in one process exhaust the memory maps that a process may have.
+        jax.clear_caches()
+        _last = kind
     began = time.perf_counter()
     result = experiment.run(setting)
     cell = Cell(dict(setting), result, time.perf_counter() - began)
@@ -78,8 +96,6 @@ def make(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> Cell
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    # Many compiled programs in one process exhaust the memory maps that a process may have.
-    jax.clear_caches()
     return cell
 
 

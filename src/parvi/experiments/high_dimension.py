@@ -79,7 +79,7 @@ def _run_variance(setting):
 def _run_energy(setting):
     exact = four_modes(setting["dim"])
     rng = np.random.default_rng(setting["seed"])
-    start = rng.normal(size=(_NUM_PARTICLES, setting["dim"]))
+    start = rng.normal(size=(_NUM_PARTICLES, setting["dim"])).astype(np.float32)
     run = _run(setting, exact.target, start)
     truth = exact.draw(np.random.default_rng(1000 + setting["seed"]), _NUM_TRUTH)
     quadrant = 2 * (run.particles[:, 0] > 0) + (run.particles[:, 1] > 0)

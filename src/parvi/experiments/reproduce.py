@@ -2,7 +2,17 @@
 
 import pathlib
 
-from parvi.experiments import gaussians, hierarchical, high_dimension, mixture, time_table
+from parvi.experiments import (
+    gaussians,
+    hierarchical,
+    high_dimension,
+    jko,
+    logistic,
+    mixture,
+    mnist,
+    time_table,
+    uci,
+)
 from parvi.experiments.cells import Experiment, finished, progress
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -11,8 +21,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         gaussians.FIELDS,
         gaussians.FLOWS,
         mixture.MIXTURE,
+        logistic.LOGISTIC,
         hierarchical.TABLE_1,
         hierarchical.PRECONDITIONERS,
+        jko.JKO,
+        uci.UCI,
+        mnist.MNIST,
         time_table.TIME,
         high_dimension.VARIANCE,
         high_dimension.ENERGY,

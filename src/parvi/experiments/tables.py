@@ -43,10 +43,13 @@ def values(cells: Sequence[Cell], name: str) -> list[float]:
 
 
 def footnote(cells: Sequence[Cell]) -> str:
-    """Seeds and time of a set of cells."""
+    """Seeds, splits and time of a set of cells."""
     if not cells:
         return "No cell has been run.\n"
-    seeds = sorted({cell.setting["seed"] for cell in cells if "seed" in cell.setting})
     total = sum(cell.seconds for cell in cells)
-    listed = f"seeds {seeds[0]} to {seeds[-1]}; " if len(seeds) > 1 else ""
+    listed = ""
+    for name in ("seed", "split"):
+        numbers = sorted({cell.setting[name] for cell in cells if name in cell.setting})
+        if len(numbers) > 1:
+            listed += f"{name}s {numbers[0]} to {numbers[-1]}; "
     return f"*{len(cells)} cells; {listed}{total:.0f} s in all, with compilation.*\n"

@@ -5,6 +5,8 @@ sampled on the log scale (Hernandez-Lobato and Adams 2015; Liu and Wang 2016). C
 labels ~ softmax(f(x)), weights ~ N(0, sd^2).
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,19 @@ def network_regression(
             f"{features.shape} and {targets.shape}."
         )
     power = shape if jacobian else shape - 1
+    log_prior = _regression_prior(power, rate)
+    return MiniBatch(
+        log_prior,
+        _regression_likelihood,
+        (features, targets),
+        min(batch_size, len(features)),
+        like=_like(features.shape[1], hidden, 1, noise=True),
+    )
+
+
+@functools.lru_cache
+def _regression_prior(power, rate):
+    """One function for all data sets: what was compiled for one serves the next."""
 
     def log_gamma_prior(log_precision):
         return power * log_precision - rate * jnp.exp(log_precision)
@@ -80,19 +95,14 @@ def network_regression(
         priors = log_gamma_prior(particle["log_gamma"]) + log_gamma_prior(particle["log_lambda"])
         return spread + priors
 
-    def log_likelihood(particle, rows):
-        x, y = (part.astype(particle["w1"].dtype) for part in rows)
-        residuals = y - network(particle, x)[:, 0]
-        log_gamma = particle["log_gamma"]
-        return 0.5 * (log_gamma - jnp.log(2 * jnp.pi) - jnp.exp(log_gamma) * residuals**2)
+    return log_prior
 
-    return MiniBatch(
-        log_prior,
-        log_likelihood,
-        (features, targets),
-        min(batch_size, len(features)),
-        like=_like(features.shape[1], hidden, 1, noise=True),
-    )
+
+def _regression_likelihood(particle, rows):
+    x, y = (part.astype(particle["w1"].dtype) for part in rows)
+    residuals = y - network(particle, x)[:, 0]
+    log_gamma = particle["log_gamma"]
+    return 0.5 * (log_gamma - jnp.log(2 * jnp.pi) - jnp.exp(log_gamma) * residuals**2)
 
 
 def network_classification(

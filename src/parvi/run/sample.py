@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -121,6 +122,8 @@ class _Outcome:
 
 def _drive(key, particles, sampler, target, limit, stops, bar) -> _Outcome:
     rule = sampler.stopping_rule
+    # Once: data in NumPy's arrays would be copied at every call of ``advance``.
+    target = jax.tree_util.tree_map(_on_device, target)
     before = time.perf_counter()
     outcome = _Outcome(jax.block_until_ready(start(key, particles, sampler, target, rule)))
     outcome.compile_seconds = time.perf_counter() - before
@@ -146,6 +149,10 @@ def _drive(key, particles, sampler, target, limit, stops, bar) -> _Outcome:
     except KeyboardInterrupt:
         outcome.interrupted = True
     return outcome
+
+
+def _on_device(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _first(infos: Info, steps: int) -> Info:

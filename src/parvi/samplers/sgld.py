@@ -15,6 +15,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
@@ -37,7 +38,7 @@ class PolynomialDecay(eqx.Module):
         gamma; 0 for a constant step. Welling & Teh use 0.55.
     """
 
-    scale: float = 0.02
+    scale: float | np.floating | Float[Array, ""] = 0.02
     offset: float = 10.0
     power: float = 0.55
 
@@ -50,7 +51,7 @@ class PolynomialDecay(eqx.Module):
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """The step size of this step."""
-        return self.scale * (self.offset + step) ** -self.power
+        return jnp.asarray(self.scale * (self.offset + step) ** -self.power)
 
 
 class SGLDMemory(NamedTuple):

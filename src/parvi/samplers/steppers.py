@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
 from parvi.interface import Cloud, Fit, kl_rate
 
@@ -54,7 +54,7 @@ class AbstractStepper(eqx.Module):
 class Constant(AbstractStepper):
     """x <- x + eta f(x)."""
 
-    step_size: float = 0.1
+    step_size: Float[ArrayLike, ""] = 0.1
 
     def init(self, particles):
         return ()
@@ -128,15 +128,19 @@ class Optax(AbstractStepper):
     ----------
     transformation
         For instance ``optax.adam(0.1)``. Build it once: a new object is a new compilation.
+    factor
+        Of its updates. As an array, unlike a learning rate, it can change without a compilation.
     """
 
     transformation: optax.GradientTransformation
+    factor: Float[ArrayLike, ""] = 1.0
 
     def init(self, particles):
         return self.transformation.init(particles)
 
     def propose(self, step, cloud, fit, memory):
         updates, memory = self.transformation.update(-fit.values, memory, cloud.particles)
+        updates = self.factor * updates
         scale = jnp.linalg.norm(fit.values)
         size = jnp.linalg.norm(updates) / jnp.where(scale > 0, scale, 1.0)
         return Proposal(updates, size), memory

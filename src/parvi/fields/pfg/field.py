@@ -35,7 +35,7 @@ class PFGMemory(NamedTuple):
 
 
 class PFGVelocity(AbstractVelocity):
-    """f(x) = c grad log p(x) + f_theta(x)."""
+    """f(x) = c H^-1 grad log p(x) + f_theta(x)."""
 
     functions: AbstractFunctions
     parameters: Parameters
@@ -47,23 +47,25 @@ class PFGVelocity(AbstractVelocity):
         value = self.functions(self.parameters, x)
         if self.base_shift == 0.0:
             return value
-        return value + self.base_shift * jax.grad(self.log_density)(x)
+        return value + self.base_shift * self.metric.solve(jax.grad(self.log_density)(x))
 
     def on(self, cloud):
         values = self.functions.values(self.parameters, cloud.particles)
-        return values + self.base_shift * cloud.scores
+        if self.base_shift == 0.0:
+            return values
+        return values + self.base_shift * self.metric.solve(cloud.scores)
 
     def divergences(self, cloud):
         _, divergences = self.functions.with_divergences(self.parameters, cloud.particles)
         if self.base_shift == 0.0:
             return divergences
-        return divergences + self.base_shift * jax.vmap(self._laplacian)(cloud.particles)
+        return divergences + self.base_shift * jax.vmap(self._base_divergence)(cloud.particles)
 
     def precondition(self, vector):
         return self.metric.solve(vector)
 
-    def _laplacian(self, x):
-        return jnp.trace(jax.jacfwd(jax.grad(self.log_density))(x))
+    def _base_divergence(self, x):
+        return jnp.trace(self.metric.solve(jax.jacfwd(jax.grad(self.log_density))(x)))
 
 
 class PFG(AbstractField):
@@ -81,7 +83,9 @@ class PFG(AbstractField):
     solver
         ``Ridge``, ``HeldOutRidge`` or ``GradientDescent``.
     base_shift
-        c of the base function f0 = c grad log p (the paper's appendix, "base shift").
+        c of the base function f0 = c H^-1 grad log p (the paper's appendix, "base shift", with
+        H = I there). With c = 1 only the repulsion -H^-1 grad log q is left to fit: what a few
+        particles in many dimensions need, each of which must follow its own gradient.
     regulariser
         h of the objective.
     divergence
@@ -135,8 +139,9 @@ class PFG(AbstractField):
             key_divergence, self.functions, parameters, cloud.particles
         )
         if self.base_shift != 0.0:
-            values = values + self.base_shift * cloud.scores
-            divergences = divergences + self.base_shift * _probed_laplacians(key_base, cloud)
+            values = values + self.base_shift * metric.solve(cloud.scores)
+            probed = _probed_base_divergences(key_base, cloud, metric)
+            divergences = divergences + self.base_shift * probed
         rate = kl_rate(values, divergences, cloud.scores)
         velocity = PFGVelocity(
             self.functions, parameters, self.base_shift, cloud.log_density, metric
@@ -144,11 +149,11 @@ class PFG(AbstractField):
         return Fit(velocity, values, rate, extra), PFGMemory(solver, preconditioner)
 
 
-def _probed_laplacians(key, cloud):
-    """Unbiased estimates of the Laplacian of log p, one probe a particle: only for the KL rate."""
+def _probed_base_divergences(key, cloud, metric):
+    """Unbiased estimates of div H^-1 grad log p, one probe a particle: only for the KL rate."""
     probes = jax.random.rademacher(key, cloud.particles.shape, cloud.particles.dtype)
 
     def one(x, probe):
-        return probe @ jax.jvp(jax.grad(cloud.log_density), (x,), (probe,))[1]
+        return probe @ metric.solve(jax.jvp(jax.grad(cloud.log_density), (x,), (probe,))[1])
 
     return jax.vmap(one)(cloud.particles, probes)

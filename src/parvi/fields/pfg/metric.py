@@ -3,6 +3,7 @@
 import abc
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -19,6 +20,11 @@ class AbstractMetric(eqx.Module):
     @abc.abstractmethod
     def solve(self, vectors: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """H^-1 v."""
+
+    def mean_eigenvalue(self, like: Float[Array, " d"]) -> Float[Array, ""]:
+        """tr(H) / d, from a few fixed vectors of signs: exact for a diagonal H."""
+        signs = jax.random.rademacher(jax.random.key(0), (8, like.shape[0]), like.dtype)
+        return jnp.mean(signs * self.apply(signs))
 
 
 class IdentityMetric(AbstractMetric):

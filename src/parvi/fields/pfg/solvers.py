@@ -20,7 +20,7 @@ from parvi.fields.pfg.objective import (
 
 
 class Problem(eqx.Module):
-    """One fit: minimise E[h(c s + f) - f . s - div f] over the function class."""
+    """One fit: minimise E[h(c H^-1 s + f) - f . s - div f] over the function class."""
 
     functions: AbstractFunctions
     divergence: AbstractDivergence
@@ -38,7 +38,8 @@ class Problem(eqx.Module):
     def loss(self, key: Key[Array, ""], parameters: Parameters) -> Float[Array, ""]:
         """The empirical objective, up to terms that do not depend on the parameters."""
         values, divergences = self.divergence(key, self.functions, parameters, self.particles)
-        penalties = self.regulariser.penalties(values + self.base_shift * self.scores, self.metric)
+        base = self.base_shift * self.metric.solve(self.scores) if self.base_shift else 0.0
+        penalties = self.regulariser.penalties(values + base, self.metric)
         return stein_objective(values, divergences, penalties, self.scores)
 
 
@@ -173,6 +174,9 @@ class GradientDescent(AbstractSolver):
         there are returned. 0 watches nothing.
     patience
         With ``holdout``: inner steps without improvement after which the fit ends.
+    relative
+        Divide the objective by the mean eigenvalue of H: a learning rate then means the same for
+        ten rows of data and for a million.
     """
 
     optimizer: optax.GradientTransformation
@@ -181,6 +185,7 @@ class GradientDescent(AbstractSolver):
     batch_size: int | None = None
     holdout: float = 0.0
     patience: int = 5
+    relative: bool = False
 
     def __check_init__(self):
         if self.num_steps < 1 or self.warm_up < 0:
@@ -230,8 +235,11 @@ class GradientDescent(AbstractSolver):
             num = problem.particles.shape[0]
             problem = problem.subset(jax.random.randint(key_batch, (self.batch_size,), 0, num))
 
+        scale = problem.metric.mean_eigenvalue(problem.scores[0]) if self.relative else 1.0
+
         def loss(weights):
-            return problem.loss(key_loss, Parameters(memory.parameters.frozen, weights))
+            parameters = Parameters(memory.parameters.frozen, weights)
+            return problem.loss(key_loss, parameters) / scale
 
         updates, optimizer = self.optimizer.update(jax.grad(loss)(trainable), optimizer, trainable)
         return optax.apply_updates(trainable, updates), optimizer
@@ -265,15 +273,15 @@ class GradientDescent(AbstractSolver):
 
 
 def _normal_equations(problem, frozen):
-    """G and T = H^-1 B - c E[s psi^T]: the objective is 1/2 tr(H W G W^T) - tr(H W T^T)."""
+    """G and T = H^-1 (B - c E[s psi^T]): the objective is 1/2 tr(H W G W^T) - tr(H W T^T)."""
     functions = problem.functions
     assert isinstance(functions, AbstractFeatures)
     moments = functions.moments(frozen, problem.particles)
     num = problem.particles.shape[0]
     gram = moments.features.T @ moments.features / num
     score_features = problem.scores.T @ moments.features / num
-    target = problem.metric.solve((score_features + moments.mean_gradient.T).T).T
-    return gram, target - problem.base_shift * score_features
+    wanted = (1 - problem.base_shift) * score_features + moments.mean_gradient.T
+    return gram, problem.metric.solve(wanted.T).T
 
 
 def ridge_weights(

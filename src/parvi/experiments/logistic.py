@@ -1,0 +1,280 @@
+"""Figure 5: Bayesian logistic regression on Sonar and Australian, 200 particles, against NUTS.
+
+As in the paper's appendix: SVGD with RBF kernel and median bandwidth; PFG with a network of 32
+units, T' = 5, SGD 1e-3 with Nesterov momentum 0.9, and H = I or (diagonal Fisher
+information)^0.1; Adam without momentum for the particles, full batches, start from the prior. The
+step size is chosen from {1e-1, .., 1e-4}, once for each method and data set, by the likelihood of
+rows left out in threefold cross-validation; then all rows are used. The default is given no step
+size and no validation.
+"""
+
+import functools
+import time
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+from parvi.experiments.cells import Experiment
+from parvi.experiments.figures import panels, save
+from parvi.experiments.logistic_reference import (
+    MEASURES,
+    NUM_PARTICLES,
+    log_joint,
+    reference,
+    rows_of,
+)
+from parvi.experiments.tables import chosen, footnote, markdown, mean, values
+from parvi.fields.pfg.field import PFG
+from parvi.fields.pfg.functions import MLP
+from parvi.fields.pfg.preconditioners import FisherDiagonal, Identity
+from parvi.fields.pfg.solvers import GradientDescent
+from parvi.fields.svgd import SVGD
+from parvi.models.hierarchical import logistic_predictive
+from parvi.models.logistic import logistic_regression
+from parvi.run import advance as driver
+from parvi.run.threads import single_blas_thread
+from parvi.samplers.flow import Flow
+from parvi.samplers.ready import pfg
+from parvi.samplers.steppers import AbstractStepper, Optax
+from parvi.status import Status
+from parvi.targets.precision import precision
+
+DEFAULT = "PFG (default)"
+_METHODS = ("SVGD", "PFG with H = I", "PFG with H^0.1", DEFAULT)
+_DATASETS = ("sonar", "australian")
+_STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
+_SGD = optax.sgd(1e-3, momentum=0.9, nesterov=True)
+_ADAM = optax.adam(1.0, b1=0.0)
+_NUM_LOOKS = 25
+_NUM_FOLDS = 3
+_PANELS = {"mean_error": "error of the mean", "mmd": "MMD", "elbo": "ELBO less NUTS's"}
+_MMD_TICKS = (0.02, 0.05, 0.1, 0.2, 0.5)
+_DIGITS = {"mean_error": 3, "mmd": 3, "elbo": 1, "kernel_elbo": 1}
+
+
+class _Scaled(AbstractStepper):
+    """A stepper's displacement times a number that is data: one compilation for all step sizes."""
+
+    stepper: AbstractStepper
+    scale: Float[Array, ""]
+
+    def init(self, particles):
+        return self.stepper.init(particles)
+
+    def propose(self, step, cloud, fit, memory):
+        proposal, memory = self.stepper.propose(step, cloud, fit, memory)
+        return jax.tree_util.tree_map(lambda a: a * self.scale, proposal), memory
+
+
+class _Look(NamedTuple):
+    """The particles after so many steps, and log p(x, data) at each."""
+
+    step: int
+    particles: Float[np.ndarray, "n d"]
+    log_joints: Float[np.ndarray, " n"]
+
+
+def _sampler(name, size):
+    if name == DEFAULT:
+        return pfg()
+    stepper = _Scaled(Optax(_ADAM), jnp.asarray(size, jnp.float32))
+    if name == "SVGD":
+        return Flow(SVGD(), stepper)
+    metric = Identity() if name == "PFG with H = I" else FisherDiagonal(0.1)
+    solver = GradientDescent(_SGD, num_steps=5, warm_up=100)
+    return Flow(PFG(MLP(32), metric, solver), stepper)
+
+
+def _follow(name, size, target, steps, seed):
+    """A run, looked at before it, after each of these numbers of steps, and at its end."""
+    start = np.random.default_rng(seed).normal(size=(NUM_PARTICLES, target.layout.dim))
+    with precision(np.dtype(np.float32)), single_blas_thread():
+        sampler, key = _sampler(name, size), jax.random.key(seed)
+        particles = jnp.asarray(start, jnp.float32)
+        rule, stops = sampler.stopping_rule, np.bool_(name == DEFAULT)
+        log_joints = eqx.filter_jit(jax.vmap(log_joint(target)))
+        run = driver.start(key, particles, sampler, target, rule)
+        looks, seconds = [], []
+        for until in (0, *steps):
+            began = time.perf_counter()
+            if until > 0:
+                parts = (sampler, target, rule, np.int32(until), stops, steps[-1])
+                run = jax.block_until_ready(driver.advance(key, run, *parts)[0])
+            seconds.append(time.perf_counter() - began)
+            x = run.state.particles
+            wide = [np.asarray(array, np.float64) for array in (x, log_joints(x))]
+            looks.append(_Look(int(run.state.step), *wide))
+            if int(run.status) != Status.RUNNING:
+                break
+    # Of the first step most is compilation.
+    return looks, Status(int(run.status)), sum(seconds[2:])
+
+
+@functools.lru_cache(maxsize=8)
+def _validated(name, dataset, steps):
+    """Minus the mean log likelihood of rows that were left out, for each step size.
+
+    A third at a time, each row once, from the same start: a fifth of Sonar is 41 rows, and with so
+    few it is chance that chooses.
+    """
+    features, labels = rows_of(dataset)
+    order = np.random.default_rng(0).permutation(len(labels))
+    total = dict.fromkeys(_STEP_SIZES, 0.0)
+    for left_out in np.array_split(order, _NUM_FOLDS):
+        train = np.setdiff1d(order, left_out)
+        target = logistic_regression(features[train], labels[train])
+        for size in _STEP_SIZES:
+            end = _follow(name, size, target, [steps], 0)[0][-1]
+            p = np.clip(logistic_predictive(end.particles, features[left_out]), 1e-12, 1 - 1e-12)
+            total[size] -= np.sum(np.where(labels[left_out] > 0, np.log(p), np.log1p(-p)))
+    return {size: float(value / len(labels)) for size, value in total.items()}
+
+
+def _run(setting):
+    name, steps = setting["method"], setting["steps"]
+    truth = reference(setting["dataset"], setting["draws"])
+    tried = {} if name == DEFAULT else _validated(name, setting["dataset"], steps)
+    size = min(tried, key=lambda s: tried[s], default=None)
+    wanted = np.unique(np.geomspace(1, steps, _NUM_LOOKS).astype(int)).tolist()
+    target = logistic_regression(*rows_of(setting["dataset"]))
+    looks, status, seconds = _follow(name, size, target, wanted, setting["seed"])
+    scores = [truth.measured(look.particles, look.log_joints) for look in looks]
+    ends = {str(size): scores[-1]}
+    for other in tried.keys() - {size}:
+        end = _follow(name, other, target, wanted, setting["seed"])[0][-1]
+        ends[str(other)] = truth.measured(end.particles, end.log_joints)
+    return {
+        "looks": [look.step for look in looks],
+        **{measure: [score[measure] for score in scores] for measure in MEASURES},
+        "step_size": size,
+        "ends": ends,
+        "validation_nll": {str(s): nll for s, nll in tried.items()},
+        "steps": looks[-1].step,
+        "status": (Status.MAX_STEPS if status == Status.RUNNING else status).name,
+        "seconds": seconds,
+        "reference": truth.facts,
+    }
+
+
+def _settings(quick):
+    seeds, steps, draws = (1, 20, 4000) if quick else (3, 2000, 40_000)
+    # A data set at a time: its draws are made once a process.
+    return [
+        {"dataset": dataset, "method": method, "seed": seed, "steps": steps, "draws": draws}
+        for dataset in (_DATASETS[1:] if quick else _DATASETS)
+        for method in (("SVGD", DEFAULT) if quick else _METHODS)
+        for seed in range(seeds)
+    ]
+
+
+def _line(results, measure):
+    """Steps and the mean over the seeds; a run that has stopped stays where it ended."""
+    looks = max((result["looks"] for result in results), key=lambda steps: steps[-1])
+    ended = [[r[measure][min(i, len(r["looks"]) - 1)] for i in range(len(looks))] for r in results]
+    shift = results[0]["reference"]["elbo"] if measure == "elbo" else 0.0
+    # The start is step 0, which a logarithmic axis does not have.
+    return np.maximum(looks, 0.7), np.mean(ended, axis=0) - shift
+
+
+def _figure(cells, folder):
+    names = list(dict.fromkeys(cell.setting["dataset"] for cell in cells))
+    figure, axes = panels(len(names), len(_PANELS), size=3.2)
+    for line, name in zip(axes, names, strict=True):
+        here = chosen(cells, dataset=name)
+        known = here[0].result["reference"]
+        for ax, (measure, title) in zip(line, _PANELS.items(), strict=True):
+            for method in dict.fromkeys(cell.setting["method"] for cell in here):
+                colour = f"C{_METHODS.index(method)}"
+                x, y = _line([c.result for c in chosen(here, method=method)], measure)
+                ax.plot(x, y, label=method, color=colour)
+                ax.plot(x[-1], y[-1], "o", color=colour, markersize=4)
+            level = known[f"independent_{measure}"] - (known["elbo"] if measure == "elbo" else 0.0)
+            ax.axhline(level, color="0.5", linestyle=":", label=f"{NUM_PARTICLES} NUTS draws")
+            ax.set(xscale="log", xlabel="steps", title=f"{name}: {title}")
+            if measure == "elbo":
+                ax.set_yscale("symlog", linthresh=1)
+            else:
+                ax.set_yscale("log")
+            if measure == "mmd":
+                # Within one decade matplotlib writes out every minor tick.
+                ax.set_yticks(_MMD_TICKS, [f"{tick:g}" for tick in _MMD_TICKS])
+                ax.tick_params(axis="y", which="minor", labelleft=False)
+    axes[0][0].legend(fontsize=7)
+    return save(figure, folder, "figure-5")
+
+
+def _row(cells):
+    ends = {measure: [cell.result[measure][-1] for cell in cells] for measure in MEASURES}
+    sizes = sorted({cell.result["step_size"] for cell in cells} - {None})
+    return [
+        *(mean(ends[measure], _DIGITS[measure]) for measure in MEASURES),
+        ", ".join(f"{size:g}" for size in sizes) or "none",
+        f"{np.median(values(cells, 'steps')):.0f}",
+        f"{np.median(values(cells, 'seconds')):.1f}",
+    ]
+
+
+def _best(cells, measure):
+    """The best of the four step sizes by this measure itself, which needs the truth to be known."""
+    sign = 1 if measure in ("mean_error", "mmd") else -1
+    ends = {
+        size: [cell.result["ends"][size][measure] for cell in cells]
+        for size in cells[0].result["ends"]
+    }
+    size = min(ends, key=lambda s: sign * np.mean(ends[s]))
+    return mean(ends[size], _DIGITS[measure]) + ("" if size == "None" else f" ({float(size):g})")
+
+
+_TEXT = (
+    "200 particles; the last values of the runs. Error of the mean: its distance to NUTS's; MMD: "
+    "the square root, RBF kernel with the median of NUTS's squared distances. The particles have "
+    "no density, so the ELBO has the entropy of the Gaussian fitted to them; the paper's kernel "
+    "density stands beside it, which is too high in so many dimensions. The covariance of 200 "
+    "independent draws is itself noisy: that lowers their ELBO. Seconds without compilation and "
+    "without the twelve runs (four step sizes, three folds) that chose the step size. The paper "
+    'shows curves without figures, in which its method "outperforms SVGD consistently". Its text '
+    "says a step of 0.01, its appendix Adam without momentum and validation, as here; T' is 5 here "
+    "and chosen from {1, 2, 5, 10} there.\n\n"
+)
+
+
+def _page(cells, folder):
+    rows, best, facts = [], [], []
+    for name in dict.fromkeys(cell.setting["dataset"] for cell in cells):
+        here = chosen(cells, dataset=name)
+        for method in dict.fromkeys(cell.setting["method"] for cell in here):
+            mine = chosen(here, method=method)
+            rows.append([name, method, *_row(mine)])
+            best.append([name, method, *(_best(mine, measure) for measure in MEASURES)])
+        known = here[0].result["reference"]
+        draws = [f"{known[f'independent_{m}']:.{_DIGITS[m]}f}" for m in MEASURES]
+        rows.append([name, f"{NUM_PARTICLES} NUTS draws", *draws, "", "", ""])
+        facts.append(
+            f"{name}: {here[0].setting['draws']} draws in {known['seconds']:.0f} s, smallest "
+            f"effective sample size {known['ess']:.0f}, R-hat {known['r_hat']:.4f}, "
+            f"{known['divergences']} divergences; its mean is wrong by about {known['noise']:.3f}; "
+            f"the Gaussian fitted to all draws has an ELBO of {known['elbo']:.1f}."
+        )
+    header = ["data", "method", "error of the mean", "MMD", "ELBO", "ELBO (kernel density)"]
+    table = markdown([*header, "step size", "steps", "seconds"], rows)
+    table += (
+        "\nThe likelihood of rows left out need not choose the step size that comes closest to the "
+        "posterior. With the one of the four that is best by each measure itself (in brackets), "
+        "which only the truth can tell:\n\n"
+    ) + markdown(header, best)
+    caption = (
+        "Figure: means over the seeds; dots where the runs end; the start, step 0, stands at 0.7. "
+        f"NUTS, {' '.join(facts)} Its draws alternate about the mean: for means they are worth "
+        "more than independent ones.\n\n"
+    )
+    return _TEXT + table + f"\n{_figure(cells, folder)}\n" + caption + footnote(cells)
+
+
+LOGISTIC = Experiment(
+    "logistic", "Figure 5: Bayesian logistic regression", _settings, _run, _page, _DATASETS
+)
