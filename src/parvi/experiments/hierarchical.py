@@ -45,7 +45,7 @@ def _preconditioner(name, dim):
         "PFG": FisherDiagonal(0.5),
         "Diagonal": FisherDiagonal(0.5),
         "Full Hessian": Hessian(),
-        "K-FAC": Kronecker(((1, 1), (1, dim))),
+        "K-FAC": Kronecker(((1, 1), (1, dim)), exponent=0.5),
         "w/o preconditioning": Identity(),
     }[name]
 

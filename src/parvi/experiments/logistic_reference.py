@@ -107,7 +107,8 @@ def reference(name: str, num_draws: int) -> Reference:
     dim = len(mode)
     whitened = Target(lambda z: joint(mode + factor @ z), like=np.zeros(dim))
     rng = np.random.default_rng(0)
-    sampler = nuts(num_draws=num_draws // _NUM_CHAINS, num_chains=_NUM_CHAINS)
+    warm_up = min(500, num_draws // 8)
+    sampler = nuts(warm_up, num_draws // _NUM_CHAINS, num_chains=_NUM_CHAINS)
     run = sample(whitened, rng.normal(size=(num_draws, dim)), sampler=sampler)
     order = rng.permutation(num_draws)
     draws = (mode + run.particles @ factor.T)[order]

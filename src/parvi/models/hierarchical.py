@@ -1,5 +1,7 @@
 """Hierarchical logistic regression: w ~ N(0, 1/alpha), alpha ~ Gamma(shape, rate)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,23 +37,31 @@ def hierarchical_logistic_regression(
     """
     signed = signed_features(features, labels)
 
-    def log_prior(particle):
-        weights, alpha = particle["weights"], particle["alpha"]
-        spread = 0.5 * weights.shape[0] * jnp.log(alpha) - 0.5 * alpha * jnp.sum(weights**2)
-        return spread + (shape - 1) * jnp.log(alpha) - rate * alpha
-
-    def log_likelihood(particle, rows):
-        margins = rows.astype(particle["weights"].dtype) @ particle["weights"]
-        return -jax.nn.softplus(-margins)
-
     return MiniBatch(
-        log_prior,
-        log_likelihood,
+        _log_prior(shape, rate),
+        _log_likelihood,
         signed,
         len(signed) if batch_size is None else batch_size,
         like={"weights": np.zeros(signed.shape[1]), "alpha": np.ones(())},
         constraints={"alpha": Positive()},
     )
+
+
+@functools.lru_cache
+def _log_prior(shape, rate):
+    """One function for all data sets: what was compiled for one serves the next of its shape."""
+
+    def log_prior(particle):
+        weights, alpha = particle["weights"], particle["alpha"]
+        spread = 0.5 * weights.shape[0] * jnp.log(alpha) - 0.5 * alpha * jnp.sum(weights**2)
+        return spread + (shape - 1) * jnp.log(alpha) - rate * alpha
+
+    return log_prior
+
+
+def _log_likelihood(particle, rows):
+    margins = rows.astype(particle["weights"].dtype) @ particle["weights"]
+    return -jax.nn.softplus(-margins)
 
 
 def logistic_predictive(

@@ -1,9 +1,10 @@
 """Bayesian logistic regression: y in {-1, 1}, P(y | x, w) = sigmoid(y x.w), w ~ N(0, sd^2 I)."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import ArrayLike, Float
 
 from parvi.targets.target import Target
 
@@ -23,12 +24,18 @@ def logistic_regression(
         Standard deviation of every weight, a priori.
     """
     signed = signed_features(features, labels)
+    return Target(_LogDensity(signed, prior_sd), like=np.zeros(signed.shape[1], signed.dtype))
 
-    def log_density(weights):
-        margins = jnp.asarray(signed, weights.dtype) @ weights
-        return -jnp.sum(jax.nn.softplus(-margins)) - 0.5 * jnp.sum((weights / prior_sd) ** 2)
 
-    return Target(log_density, like=np.zeros(signed.shape[1], signed.dtype))
+class _LogDensity(eqx.Module):
+    """A module, not a closure: what was compiled for one data set serves others of its shape."""
+
+    signed: Float[ArrayLike, "rows d"]
+    prior_sd: float
+
+    def __call__(self, weights):
+        margins = jnp.asarray(self.signed, weights.dtype) @ weights
+        return -jnp.sum(jax.nn.softplus(-margins)) - 0.5 * jnp.sum((weights / self.prior_sd) ** 2)
 
 
 def signed_features(
