@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from parvi.fields.clumps import separated
 from parvi.fields.frame import AbstractFrame, DenseFrame
@@ -45,18 +45,12 @@ from parvi.fields.pfg.metric import DenseMetric
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
 from parvi.samplers import flights
 from parvi.samplers.flights import Flight
+from parvi.samplers.phases import Control, Phases, shortened, where
 from parvi.samplers.rounds import Found, Rounds
 from parvi.samplers.stopping import AtRest
 from parvi.status import Status
 
-_MAX_AFFINE_STEP = 0.5
-_MAX_BENT_STEP = 2.0
 _MIN_STEP = 1e-8
-_FIRST_BETA = 0.01
-# Steps of a round at least: a first step may fall far on its own features alone.
-_MIN_AGE = 3
-# Steps of a tempered round at most: the next one has another target.
-_TEMPERED_AGE = 30
 # Rounds after the tempered path within which it must come to rest.
 _PATIENCE = 10
 # A fresh excess that no longer falls is believed at once below this, else the second time.
@@ -66,32 +60,6 @@ _SURE = 0.6
 _FAR_FROM_GAUSSIAN = 3.0
 # Of the broad Gaussian, in sds of the particles: its centre then tilts the modes' weights little.
 _BREADTH = 3.0
-
-
-class Control(NamedTuple):
-    """Where the run is.
-
-    ``fresh``: a round begins with the next step. ``excess``: the smallest of the fresh ones.
-    ``late``: rounds since the tempered path ended. ``leapfrogs``: those of Hamiltonian transitions
-    that are left to do. ``flown``: they are done.
-    ``rested``: the run is over; further steps, where some were asked for, change nothing.
-    """
-
-    affine: Bool[Array, ""]
-    fresh: Bool[Array, ""]
-    step_size: Float[Array, ""]
-    radius: Float[Array, ""]
-    quiet: Int[Array, ""]
-    age: Int[Array, ""]
-    first_merit: Float[Array, ""]
-    excess: Float[Array, ""]
-    beta: Float[Array, ""]
-    tempered: Bool[Array, ""]
-    hesitated: Bool[Array, ""]
-    late: Int[Array, ""]
-    leapfrogs: Int[Array, ""]
-    flown: Bool[Array, ""]
-    rested: Bool[Array, ""]
 
 
 class Home(NamedTuple):
@@ -145,11 +113,8 @@ class AffineThenBend(AbstractSampler):
     """
 
     rounds: Rounds
-    share: float
-    fall: float
-    max_age: int
+    phases: Phases
     gain: float
-    num_temperatures: int
     flies: bool
     stopping_rule: AbstractStoppingRule
     max_steps: int
@@ -168,11 +133,8 @@ class AffineThenBend(AbstractSampler):
         max_steps: int = 5000,
     ):
         self.rounds = Rounds(num_features, ridge, clip)
-        self.share = share
-        self.fall = fall
-        self.max_age = max_age
+        self.phases = Phases(share, fall, max_age, num_temperatures)
         self.gain = gain
-        self.num_temperatures = num_temperatures
         self.flies = flies
         self.stopping_rule = AtRest()
         self.max_steps = max_steps
@@ -180,24 +142,7 @@ class AffineThenBend(AbstractSampler):
     def init(self, key, particles, log_density):
         cloud = Cloud.at(log_density, particles)
         dtype = particles.dtype
-        zero, never = jnp.zeros((), dtype), jnp.zeros((), bool)
-        control = Control(
-            affine=jnp.ones((), bool),
-            fresh=never,
-            step_size=jnp.asarray(_MAX_AFFINE_STEP, dtype),
-            radius=jnp.ones((), dtype),
-            quiet=jnp.zeros((), jnp.int32),
-            age=jnp.zeros((), jnp.int32),
-            first_merit=zero,
-            excess=jnp.asarray(jnp.finfo(dtype).max, dtype),
-            beta=jnp.ones((), dtype),
-            tempered=never,
-            hesitated=never,
-            late=jnp.zeros((), jnp.int32),
-            leapfrogs=jnp.zeros((), jnp.int32),
-            flown=never,
-            rested=never,
-        )
+        control = self.phases.start(dtype)
         found = self.rounds.start(particles)
         # Where nothing bends there are no transitions and no path: nothing to keep for them.
         kept = slice(None) if self.rounds.bends(particles) else slice(0)
@@ -245,14 +190,14 @@ class AffineThenBend(AbstractSampler):
 
         # The move; or a new start from a broad Gaussian; or a leapfrog.
         flies = control.leapfrogs > 0
-        displacement, limited = self._displacement(descent, control)
+        displacement, limited = shortened(descent, control)
         moved = frame.leave(frame.enter(x) + displacement)
         flight, home, broad = memory.flight, memory.home, memory.broad
         if self.rounds.bends(x):
-            home = _where(again, Home(x, memory.scores, memory.log_densities), home)
+            home = where(again, Home(x, memory.scores, memory.log_densities), home)
             normal = _paired_normal(key_normal, x)
             uniforms = jax.random.uniform(key_uniform, (2, len(x)), x.dtype)
-            broad = _where(again, _broad(found.round), broad)
+            broad = where(again, _broad(found.round), broad)
             moved = jnp.where(again, broad.leave(_BREADTH * normal), moved)
             flight = flights.leapt(control.leapfrogs, flight, cloud, frame, normal, uniforms[0])
             moved = jnp.where(flies, flight.positions, moved)
@@ -266,15 +211,17 @@ class AffineThenBend(AbstractSampler):
         )
         accepted = proposed.finite & jnp.where(at_floor, again, better) & ~control.rested & ~flies
         taken = jnp.broadcast_to(accepted, len(x))
-        new_control = self._next(control, x, excess, accepted, limited, descent, following)
+        new_control = self.phases.following(
+            control, x, self.rounds.bends(x), excess, accepted, limited, descent, following
+        )
         if self.rounds.bends(x):
             flight, lands = flights.landed(control.leapfrogs, flight, proposed, frame, uniforms[1])
             taken = taken | (flies & lands)
             new_control = new_control._replace(hesitated=control.hesitated | floor)
-            new_control = _where(flies, self._flying(control), new_control)
-            new_control = _where(again, self._restarted(new_control), new_control)
-            new_control = _where(takes_off, self._taking_off(new_control), new_control)
-            new_control = _where(control.rested, control, new_control._replace(rested=at_rest))
+            new_control = where(flies, self.phases.flying(control), new_control)
+            new_control = where(again, self.phases.restarted(new_control), new_control)
+            new_control = where(takes_off, self.phases.taking_off(new_control), new_control)
+            new_control = where(control.rested, control, new_control._replace(rested=at_rest))
         else:
             at_rest = new_control.quiet >= 5
         failure = jnp.where(proposed.finite, Status.STALLED, Status.NONFINITE)
@@ -298,11 +245,11 @@ class AffineThenBend(AbstractSampler):
             jnp.where(taken, proposed.log_densities, memory.log_densities),
         )
         if self.rounds.bends(x):
-            there = _where(returns, home, there)
+            there = where(returns, home, there)
         memory = BendingMemory(
             there.scores,
             there.log_densities,
-            Found(found.round, _where(accepted, following, descent), jnp.zeros_like(excess)),
+            Found(found.round, where(accepted, following, descent), jnp.zeros_like(excess)),
             broad,
             flight,
             home,
@@ -320,7 +267,7 @@ class AffineThenBend(AbstractSampler):
         return jnp.where(beta < 1, mixed, scores)
 
     def _tempers(self, x) -> bool:
-        return self.rounds.bends(x) and self.num_temperatures > 0
+        return self.rounds.bends(x) and self.phases.num_temperatures > 0
 
     def _clumped(self, asked, x, scores, frame):
         if not self._tempers(x):
@@ -331,92 +278,10 @@ class AffineThenBend(AbstractSampler):
             lambda: jnp.zeros((), bool),
         )
 
-    def _displacement(self, descent, control):
-        """A step, shortened to the trust region; and whether it was."""
-        length = control.step_size * jnp.max(jnp.sqrt(jnp.mean(descent.values**2, axis=0)))
-        factor = jnp.minimum(1.0, control.radius / jnp.where(length > 0, length, 1.0))
-        return control.step_size * factor * descent.values, factor < 1
-
-    def _next(self, control, x, excess, accepted, limited, descent, following):
-        """The control after a step that was no new start."""
-        num, dim = x.shape
-        affine = control.affine
-        # The affine phase is over when its rate is small often enough.
-        share = self.share if self.rounds.bends(x) else 0.1 * self.share
-        bound = dim * max(share / num, 8 * float(jnp.finfo(x.dtype).eps))
-        quiet = jnp.where(affine & accepted & (descent.merit <= bound), control.quiet + 1, 0)
-        rests = (quiet >= 2) if self.rounds.bends(x) else jnp.zeros((), bool)
-        radius = jnp.where(limited, 2 * control.radius, control.radius)
-        radius = jnp.where(accepted, radius, jnp.maximum(control.radius / 4, 1.0))
-        limit = jnp.where(affine, _MAX_AFFINE_STEP, _MAX_BENT_STEP).astype(x.dtype)
-        step_size = jnp.where(
-            accepted, jnp.minimum(1.2 * control.step_size, limit), 0.5 * control.step_size
-        )
-        # A round ends when its merit has fallen, when it is old, or when no step is short enough.
-        first = jnp.where(control.fresh, descent.merit, control.first_merit)
-        age = jnp.where(control.fresh, 0, control.age) + 1
-        merit = jnp.where(accepted, following.merit, descent.merit)
-        # Each temperature has but one round: it comes closer to rest.
-        fall = self.fall * jnp.where(control.beta < 1, 0.15, jnp.where(control.flown, 0.5, 1.0))
-        fallen = (merit <= fall * first) & (age >= _MIN_AGE)
-        oldest = jnp.where(control.beta < 1, min(_TEMPERED_AGE, self.max_age), self.max_age)
-        ends = fallen | (age >= oldest) | (step_size < 1e-6)
-        ends = (~affine & ends) | rests
-        # Tempered rounds do not count: each has another target.
-        counted = control.fresh & (control.beta >= 1)
-        smallest = jnp.where(counted, jnp.minimum(control.excess, excess), control.excess)
-        warmer = jnp.minimum(control.beta * self._ratio(), 1.0)
-        return Control(
-            affine=affine & ~rests,
-            fresh=ends,
-            step_size=jnp.where(ends, jnp.clip(step_size, 1e-3, 0.5), step_size),
-            radius=jnp.where(affine & ~rests, radius, 1.0),
-            quiet=quiet,
-            age=age,
-            first_merit=first,
-            excess=smallest,
-            beta=jnp.where(ends & ~affine, warmer, control.beta),
-            tempered=control.tempered,
-            hesitated=control.hesitated,
-            late=control.late + (counted & control.tempered),
-            leapfrogs=control.leapfrogs,
-            flown=control.flown,
-            rested=control.rested,
-        )
-
-    def _ratio(self):
-        return _FIRST_BETA ** (-1 / max(self.num_temperatures - 1, 1))
-
-    def _restarted(self, control):
-        """The control after a new start from the broad Gaussian."""
-        return self._anew(control)._replace(
-            beta=jnp.full_like(control.beta, _FIRST_BETA), tempered=jnp.ones((), bool)
-        )
-
     def _far_from_gaussian(self, metric):
         if not (self.flies and isinstance(metric, DenseMetric)):
             return jnp.zeros((), bool)
         return jnp.max(metric.values) > _FAR_FROM_GAUSSIAN
-
-    def _taking_off(self, control):
-        return control._replace(
-            fresh=jnp.zeros((), bool),
-            leapfrogs=jnp.full_like(control.leapfrogs, flights.NUM_STEPS),
-            flown=jnp.ones((), bool),
-        )
-
-    def _flying(self, control):
-        """One leapfrog less; after the last, rounds begin anew."""
-        fewer = control._replace(leapfrogs=control.leapfrogs - 1)
-        return _where(control.leapfrogs == 1, self._anew(fewer), fewer)
-
-    def _anew(self, control):
-        return control._replace(
-            fresh=jnp.ones((), bool),
-            step_size=jnp.full_like(control.step_size, 0.5),
-            excess=jnp.full_like(control.excess, jnp.finfo(control.excess.dtype).max),
-            hesitated=jnp.zeros((), bool),
-        )
 
 
 def _cheap(key):
@@ -447,7 +312,3 @@ def _paired_normal(key, x):
     num, dim = x.shape
     half = jax.random.normal(key, ((num + 1) // 2, dim), x.dtype)
     return jnp.concatenate([half, -half])[:num]
-
-
-def _where(condition, new, old):
-    return jax.tree_util.tree_map(lambda a, b: jnp.where(condition, a, b), new, old)
