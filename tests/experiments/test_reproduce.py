@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from parvi.cli import app
 from parvi.experiments import cells, reproduce
 from parvi.experiments.cells import Cell, Experiment
-from parvi.experiments.tables import footnote, markdown, mean, published
+from parvi.experiments.tables import footnote, markdown, mean, ordering, published
 
 
 def toy(run=lambda setting: {"square": setting["x"] ** 2}):
@@ -76,6 +76,27 @@ def test_means_have_standard_errors():
     assert mean([]) == "not run"
     assert markdown(["a", "b"], [["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
     assert "seeds 0 to 2; 3 s" in footnote([Cell({"seed": s}, {}, 1.0) for s in range(3)])
+
+
+def test_an_ordering_holds_or_says_what_is_above():
+    def cells_of(place, leads):
+        rows = [
+            Cell({"dataset": place, "method": "PFG", "seed": s}, {"nll": 1.0 * s}, 1.0)
+            for s in range(len(leads))
+        ]
+        return rows + [
+            Cell({"dataset": place, "method": "rival", "seed": s}, {"nll": s - lead}, 1.0)
+            for s, lead in enumerate(leads)
+        ]
+
+    # Leads of 0.1 with a standard error of 0.01, and of 0.1 with one of 0.1.
+    spread = [0.09, 0.1, 0.11]
+    cells_here = cells_of("a", spread) + cells_of("b", [0.0, 0.0, 0.3]) + cells_of("c", [-0.1] * 3)
+    text = ordering(cells_here, "PFG", "nll", larger=False)
+    assert "every other method in nll: b, c." in text
+    assert "what is above it: a (rival)" in text
+    # Where larger is better the same leads are lags.
+    assert "in nll: a, b." in ordering(cells_here, "PFG", "nll", larger=True)
 
 
 def test_published_figures_are_the_papers():

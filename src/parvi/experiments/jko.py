@@ -90,7 +90,7 @@ def _page(cells, folder):
         "(none for the default): for JKO 0.001 to 1 in "
         "units of the particles' covariance. Seconds of the last run.\n\n"
     )
-    return text + hierarchical.table(cells, "jko")
+    return text + hierarchical.table(cells, "jko") + hierarchical.orderings(cells)
 
 
 JKO = Experiment(

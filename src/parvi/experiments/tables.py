@@ -42,6 +42,45 @@ def values(cells: Sequence[Cell], name: str) -> list[float]:
     return [cell.result[name] for cell in cells]
 
 
+def ordering(
+    cells: Sequence[Cell], ours: str, number: str, larger: bool, place: str = "dataset"
+) -> str:
+    """Whether a method is at or above every other one, place by place, as one line.
+
+    Runs of the same seed and split are compared with each other; a rival is above where its lead
+    is more than twice its standard error, or, with a single run each, where it leads at all.
+    """
+    kept: list[str] = []
+    lost: list[str] = []
+    for where in dict.fromkeys(cell.setting[place] for cell in cells):
+        here = chosen(cells, **{place: where})
+        above = []
+        for rival in dict.fromkeys(cell.setting["method"] for cell in here):
+            lead = _lead(chosen(here, method=rival), chosen(here, method=ours), number, larger)
+            if rival != ours and lead > 0:
+                above.append(rival)
+        (lost if above else kept).append(f"{where} ({', '.join(above)})" if above else str(where))
+    text = f"{ours} at or above every other method in {number.replace('_', '-')}: "
+    text += f"{', '.join(kept) or 'nowhere'}."
+    return text + (f" Below, with what is above it: {', '.join(lost)}." if lost else "") + "\n"
+
+
+def _lead(theirs: Sequence[Cell], mine: Sequence[Cell], number: str, larger: bool) -> float:
+    """The mean lead of the first, less two of its standard errors."""
+
+    def by_run(cells):
+        keys = [(c.setting.get("seed"), c.setting.get("split")) for c in cells]
+        return dict(zip(keys, values(cells, number), strict=True))
+
+    first, second = by_run(theirs), by_run(mine)
+    common = [run for run in first if run in second]
+    if not common:
+        return -np.inf
+    leads = np.array([first[run] - second[run] for run in common]) * (1 if larger else -1)
+    error = np.std(leads, ddof=1) / len(leads) ** 0.5 if len(leads) > 1 else 0.0
+    return float(np.mean(leads) - 2 * error)
+
+
 def footnote(cells: Sequence[Cell]) -> str:
     """Seeds, splits and time of a set of cells."""
     if not cells:

@@ -17,7 +17,15 @@ import optax
 
 from parvi.experiments import datasets
 from parvi.experiments.cells import Experiment
-from parvi.experiments.tables import chosen, footnote, markdown, mean, published, values
+from parvi.experiments.tables import (
+    chosen,
+    footnote,
+    markdown,
+    mean,
+    ordering,
+    published,
+    values,
+)
 from parvi.fields.matrix_svgd import MatrixSVGD, SharedPreconditioner
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
@@ -87,9 +95,9 @@ def _sampler(method, size, problem, hidden):
     solver = GradientDescent(_SGD, num_steps=1, warm_up=100, relative=True)
     if method == "SGLD":
         # The curvature grows with the rows, and nothing here divides by it.
-        return sgld(PolynomialDecay(np.float32(size * 10 / rows), 1.0))
+        return sgld(PolynomialDecay(np.float32(size * 10 / rows)))
     if method == "pSGLD":
-        return psgld(PolynomialDecay(np.float32(size / rows), 1.0), num_rows=rows)
+        return psgld(PolynomialDecay(np.float32(size / rows)), num_rows=rows)
     if method == "PFG":
         return Flow(PFG(MLP(32), FisherDiagonal(_ALPHA), solver, base_shift=1.0), Constant(size))
     like = initial_networks(jax.random.key(0), 1, problem.features.shape[1], hidden)
@@ -229,7 +237,11 @@ def _table(cells):
             numbers = ["not run here", f"{printed[0]:.2f}", "not run here", f"{printed[1]:.2f}"]
             rows.append(["year", method, *numbers, "", ""])
     header = ["data", "method", "RMSE", "paper's", "LL", "paper's", "step size", "seconds"]
-    return markdown(header, rows) + "\n" + footnote(cells)
+    lines = [
+        ordering(cells, "PFG", "rmse", larger=False),
+        ordering(cells, "PFG", "log_likelihood", larger=True),
+    ]
+    return markdown(header, rows) + "\n" + "\n".join(lines) + "\n" + footnote(cells)
 
 
 _PROTOCOLS = {

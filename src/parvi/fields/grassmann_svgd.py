@@ -35,6 +35,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parvi.fields.kernels import RBF, AbstractBandwidth, Fixed, Median
+from parvi.fields.lines import velocities_on_lines
 from parvi.fields.svgd import SVGDVelocity
 from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
@@ -214,34 +215,10 @@ def _gradients_on_lines(projectors, squares, particles, scores):
 
 
 def _on_lines(lines, squares, particles, scores, points):
-    """f, f' and f'' on each line, (m, n) each, at the points.
-
-    In units of the bandwidth, f(u) = E_j[phi (s_j + 2 D)] with D = u - u_j, phi = exp(-D^2).
-    """
-    num = particles.shape[0]
+    """f, f' and f'' on each line, (m, n) each, at the points."""
     centre = jnp.mean(particles, axis=0)
-    length = jnp.sqrt(squares)[:, None]
-    at = lines @ (points - centre).T / length
-    # A loop over the particles, each seen from all points on all lines: m n numbers at a time,
-    # and differences before powers, which powers of far points would not survive in float32.
-    columns = ((particles - centre) @ lines.T / length.T, scores @ lines.T * length.T)
-
-    def add(sums, column):
-        other, score = column
-        # phi is zero there in float64 too, and a power of a larger gap might overflow.
-        gap = jnp.clip(at - other[:, None], -30, 30)
-        phi = jnp.exp(-(gap**2))
-        # (phi p)' = phi (p' - 2 D p).
-        value = score[:, None] + 2 * gap
-        slope = 2 - 2 * gap * value
-        bend = -2 * value - 4 * gap - 2 * gap * slope
-        # Three sums, not a stack of them, which XLA does not vectorise: 15 times slower.
-        terms = (phi * value, phi * slope, phi * bend)
-        return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
-
-    zeros = jnp.zeros_like(at)
-    (value, slope, bend), _ = jax.lax.scan(add, (zeros, zeros, zeros), columns, unroll=2)
-    return value / (num * length), slope / (num * length**2), bend / (num * length**3)
+    at, positions = lines @ (points - centre).T, lines @ (particles - centre).T
+    return velocities_on_lines(at, positions, lines @ scores.T, squares)
 
 
 def _moved(key, projectors, gradients, step, temperature):

@@ -1,13 +1,13 @@
-"""Kernel sums on many lines at once, where a kernel is a function of one variable.
+"""Kernel sums on many lines at once, where the kernel is a function of one variable.
 
-A line has a unit direction g, the particles' positions t = x . g on it, a component s of their
-scores and a bandwidth h. With phi = exp(-(t - t_j)^2 / h) and a number c, the velocity on it is
+On a line the particles have positions t_j, a component s_j of their scores and a bandwidth h. With
+phi = exp(-(t - t_j)^2 / h) and a number c, the velocity there is
 
-    f(t) = E_j[phi s_j + c d phi/dt_j] = E_j[phi (s_j + 2 c (t - t_j) / h)].
+    f(t) = E_j[phi s_j + c d phi / d t_j] = E_j[phi (s_j + 2 c (t - t_j) / h)].
 
-All lines take part in one loop, over the particles or over the distances between two particles in
-the cloud: m n numbers at a time for m lines, and never a kernel matrix, which XLA does not
-vectorise inside of a loop over the lines.
+One loop serves all m lines, over the particles or over how many places two particles are apart:
+m n numbers at a time, and no n x n matrix for each line, which XLA does not vectorise. Positions
+on a line, and nothing else, decide: subtract a common centre first, for the sake of rounding.
 """
 
 import jax
@@ -16,55 +16,48 @@ from jaxtyping import Array, Float
 
 from parvi.fields.kernels import AbstractBandwidth, Median, _median_by_counting
 
-# phi is zero there in float64 too, and a power of a larger gap might overflow. In roots of h.
+# In roots of h: phi is zero there in float64 too, and a power of a larger gap might overflow.
 _FARTHEST = 30
-# Lines whose medians are searched together: all of them wait for the slowest, but each of too few
-# would pay for the loop. Of 32, 64, 128 and 753 the best at (m, n) = (753, 100).
-_SEARCHED_TOGETHER = 64
 
 
 def velocities_on_lines(
-    lines: Float[Array, "m d"],
+    points: Float[Array, "m p"],
+    positions: Float[Array, "m n"],
+    scores: Float[Array, "m n"],
     squares: Float[Array, " m"],
-    particles: Float[Array, "n d"],
-    scores: Float[Array, "n m"],
-    points: Float[Array, "p d"],
     cosines: float | Float[Array, " m"] = 1.0,
 ) -> tuple[Float[Array, "m p"], Float[Array, "m p"], Float[Array, "m p"]]:
-    """f, f' and f'' on each line at the points. O(m n p) time, O(m (n + p)) memory.
+    """f, f' and f'' at points of each line. O(m n p) time, O(m (n + p)) memory.
 
     Parameters
     ----------
-    lines
-        g, one a row.
+    points
+        t, where to evaluate.
+    positions
+        t_j, of the particles.
+    scores
+        s_j.
     squares
         h.
-    particles
-        x_j, each of the same weight.
-    scores
-        s_j, the component of the scores that counts on the line.
-    points
-        Where to evaluate.
     cosines
-        c, how much of the repulsion on the line counts.
+        c.
     """
-    num = particles.shape[0]
-    centre = jnp.mean(particles, axis=0)
+    num = positions.shape[1]
     length = jnp.sqrt(squares)[:, None]
-    at = lines @ (points - centre).T / length
-    c = jnp.broadcast_to(jnp.asarray(cosines, at.dtype), squares.shape)[:, None]
-    # A loop over the particles, each seen from all points on all lines: m n numbers at a time,
-    # and differences before powers, which powers of far points would not survive in float32.
-    columns = ((particles - centre) @ lines.T / length.T, scores * length.T)
+    at = points / length
+    c2 = 2 * jnp.broadcast_to(jnp.asarray(cosines, at.dtype), squares.shape)[:, None]
+    # A loop over the particles, each seen from all points on all lines; differences before
+    # powers, which powers of far points would not survive in float32.
+    columns = ((positions / length).T, (scores * length).T)
 
     def add(sums, column):
         other, score = column
         gap = jnp.clip(at - other[:, None], -_FARTHEST, _FARTHEST)
         phi = jnp.exp(-(gap**2))
         # In units of the root of h: (phi p)' = phi (p' - 2 D p), from p = s_j + 2 c D.
-        force = 2 * c * gap
+        force = c2 * gap
         value = score[:, None] + force
-        slope = 2 * c - 2 * gap * value
+        slope = c2 - 2 * gap * value
         bend = -2 * value - 2 * force - 2 * gap * slope
         # Three sums, not a stack of them, which XLA does not vectorise: 15 times slower.
         terms = (phi * value, phi * slope, phi * bend)
@@ -76,29 +69,28 @@ def velocities_on_lines(
 
 
 def discrepancies_on_lines(
-    lines: Float[Array, "m d"],
+    positions: Float[Array, "m n"],
+    scores: Float[Array, "m n"],
     squares: Float[Array, " m"],
-    particles: Float[Array, "n d"],
-    scores: Float[Array, "n m"],
     cosines: Float[Array, " m"],
 ) -> tuple[Float[Array, "m n"], Float[Array, " m"], Float[Array, "m n"]]:
-    """f at the particles, E[f'] and s f' + c f'' at the particles, on each line.
+    """f at the particles, E[f'], and s f' + c f'' at the particles, on each line.
 
-    They are what the discrepancy D = E[s f + c f'] and its derivatives are made of: its double sum
-    is symmetric, so that dD/dc = 2 E[f'] and dD/dt_i = (2 / n)(s f' + c f'')(t_i). In units of the
+    They make up the discrepancy D = E[s f + c f'] and its derivatives: its double sum is
+    symmetric, so that dD/dc = 2 E[f'] and dD/dt_i = (2 / n) (s f' + c f'')(t_i). In units of the
     root of h, with D = t_i - t_j and q = 1 - 2 D^2,
 
         E[f'] = E_ij[phi (D (s_i - s_j) + 2 c q)],
         s f' + c f'' = 2 E_j[phi (c q (s_i - s_j) - D (s_i s_j + 2 c^2 (q + 2)))].
 
-    Each pair of particles is seen once and serves both of them: O(m n^2 / 2) time, O(m n) memory.
+    One exponential for each pair of particles serves both: O(m n^2) time, O(m n) memory. What is
+    not used is not computed, under ``jit``.
     """
-    num = particles.shape[0]
+    num = positions.shape[1]
     length = jnp.sqrt(squares)[:, None]
-    t = lines @ (particles - jnp.mean(particles, axis=0)).T / length
-    s = scores.T * length
-    c = cosines[:, None]
-    c2, cc = 2 * c, 2 * c**2
+    t, s, c = positions / length, scores * length, cosines[:, None]
+    # Out of the loop, where they would be computed for each pair.
+    c2, cc2 = 2 * c, 2 * c**2
     all_t, all_s = _twice(t), _twice(s)
 
     def add(sums, shift_and_share):
@@ -109,25 +101,24 @@ def discrepancies_on_lines(
         square = gap**2
         phi = share * jnp.exp(-square)
         force, difference, q = c2 * gap, s - other_s, 1 - 2 * square
-        weight = phi * (c * q * difference - gap * (s * other_s + cc * (q + 2)))
+        weight = phi * (c * q * difference - gap * (s * other_s + cc2 * (q + 2)))
         return (
             values + phi * (other_s + force),
             _added(other_values, phi * (s - force), shift),
             slopes + phi * (gap * difference + c2 * q),
-            # The pull on the one is the opposite of that on the other.
             weights + weight,
+            # Antisymmetric: the discrepancy does not change when all particles move together.
             _added(other_weights, -weight, shift),
         ), None
 
-    # A particle with itself: phi = 1, D = 0.
-    start = (s, jnp.zeros_like(all_t), jnp.zeros_like(t) + c, jnp.zeros_like(t))
-    start = (*start, jnp.zeros_like(all_t))
+    zeros, all_zeros = jnp.zeros_like(t), jnp.zeros_like(all_t)
+    # A particle with itself has phi = 1 and D = 0; of E[f'] each pair counts once here, for two.
+    start = (s, all_zeros, zeros + c, zeros, all_zeros)
     sums, _ = jax.lax.scan(add, start, _shifts(num, t.dtype), unroll=2)
     values, other_values, slopes, weights, other_weights = sums
-    values = values + _folded(other_values)
-    weights = weights + _folded(other_weights)
-    mean_slope = 2 * jnp.sum(slopes, axis=1) / (num**2 * squares)
-    return values / (num * length), mean_slope, 2 * weights / (num * length**3)
+    values, weights = values + _folded(other_values), weights + _folded(other_weights)
+    mean_slopes = 2 * jnp.sum(slopes, axis=1) / (num**2 * squares)
+    return values / (num * length), mean_slopes, 2 * weights / (num * length**3)
 
 
 def squares_on_lines(
@@ -138,9 +129,9 @@ def squares_on_lines(
         return jax.vmap(lambda t: bandwidth.of(t[:, None], max_points))(positions)
     num = positions.shape[1]
     if num > max_points:
-        # The same of the particles that the bandwidth itself would take.
+        # The same particles that the bandwidth itself would take.
         positions = positions[:, jnp.linspace(0, num - 1, max_points).astype(int)]
-    median = jax.lax.map(_median_distance, positions, batch_size=_SEARCHED_TOGETHER) ** 2
+    median = jax.vmap(_median_distance)(positions) ** 2
     square = median / jnp.log(num) if bandwidth.over_log and num > 1 else median
     return jnp.where(square > 0, square, 1.0)
 
@@ -148,25 +139,24 @@ def squares_on_lines(
 def _median_distance(t):
     """The median of |t_i - t_j| over distinct pairs on one line.
 
-    The search is that of ``kernels.median_square_distance``. Its sort and its binary searches do
-    not vectorise over the lines: to compare all pairs is faster up to some 500 particles.
+    The search is that of ``kernels.median_square_distance``; but over many lines its sort and its
+    binary searches do not vectorise, and to look at all pairs is faster up to some 500 particles.
     """
     num = t.shape[0]
     if num < 2:
         return jnp.zeros((), t.dtype)
-    twice = jnp.concatenate([t, t])
+    all_t = _twice(t)
     shifts, shares = _shifts(num, t.dtype)
+    halves = (2 * shares).astype(jnp.int32)
 
     def count(threshold):
-        def add(counts, shift_and_share):
-            shift, halves = shift_and_share
-            gap = jnp.abs(jax.lax.dynamic_slice_in_dim(twice, shift, num) - t)
-            return counts + jnp.where(gap <= threshold, halves, 0), None
+        def add(counts, shift_and_halves):
+            shift, halves = shift_and_halves
+            within = jnp.abs(t - _shifted(all_t, shift)) <= threshold
+            return counts + jnp.where(within, halves, 0), None
 
-        halves = (2 * shares).astype(jnp.int32)
-        start = jnp.zeros(num, jnp.int32)
-        counts, _ = jax.lax.scan(add, start, (shifts, halves), unroll=8)
-        return jnp.sum(counts) // 2
+        counts, _ = jax.lax.scan(add, jnp.zeros(num, jnp.int32), (shifts, halves), unroll=8)
+        return jnp.sum(counts, dtype=jnp.int32) // 2
 
     # Points that coincide may differ by the rounding of a projection on this line.
     resolution = 4 * jnp.finfo(t.dtype).eps * jnp.max(jnp.abs(t))
@@ -176,25 +166,26 @@ def _median_distance(t):
 def _shifts(num, dtype):
     """Every pair once: each particle with that 1, 2, ... n // 2 places after it, cyclically.
 
-    Of an even number the last shift meets each pair twice, each time with half of its share.
+    Of an even number the last shift meets each pair twice, with half a share each time.
     """
     shifts = jnp.arange(1, num // 2 + 1)
     return shifts, jnp.where(2 * shifts == num, 0.5, 1.0).astype(dtype)
 
 
 def _twice(array):
-    return jnp.concatenate([array, array], axis=1)
+    """The particles, the last axis, and once more: a cyclic shift is a slice of this."""
+    return jnp.concatenate([array, array], axis=-1)
 
 
 def _shifted(doubled, shift):
-    return jax.lax.dynamic_slice_in_dim(doubled, shift, doubled.shape[1] // 2, axis=1)
+    return jax.lax.dynamic_slice_in_dim(doubled, shift, doubled.shape[-1] // 2, axis=-1)
 
 
 def _added(doubled, terms, shift):
     total = _shifted(doubled, shift) + terms
-    return jax.lax.dynamic_update_slice_in_dim(doubled, total, shift, axis=1)
+    return jax.lax.dynamic_update_slice_in_dim(doubled, total, shift, axis=-1)
 
 
 def _folded(doubled):
-    num = doubled.shape[1] // 2
-    return doubled[:, :num] + doubled[:, num:]
+    num = doubled.shape[-1] // 2
+    return doubled[..., :num] + doubled[..., num:]

@@ -12,7 +12,13 @@ discrepancy
     D_r(g) = E_xy[ (s(x) . r)(s(y) . r) k + (r . g)((s(x) . r) dk/dv + (s(y) . r) dk/du)
                    + (r . g)^2 d2k/dudv ],    u = x . g, v = y . g,
 
-whose sum over the slices is minus the KL rate of f.
+whose sum over the slices is minus the KL rate of f. With h the component of f along r, as a
+function of t = x . g, and c = r . g,
+
+    D_r = E[(s . r) h(t) + c h'(t)],
+    grad D_r(g) = 2 E[h'(t) r + ((s . r) h'(t) + c h''(t)) x],
+
+because the double sum in D_r is symmetric: nothing is left to automatic differentiation.
 """
 
 from typing import NamedTuple
@@ -23,8 +29,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from parvi.fields.kernels import RBF, AbstractBandwidth, Fixed, Median
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.fields.kernels import AbstractBandwidth, Median
+from parvi.fields.lines import discrepancies_on_lines, squares_on_lines, velocities_on_lines
+from parvi.interface import AbstractField, AbstractVelocity, Fit
 
 # Particles from which a median is taken at the most, as in the blocked SVGD.
 _MEDIAN_POINTS = 512
@@ -38,18 +45,10 @@ class SlicedMemory(NamedTuple):
     optimizer: PyTree[Array]
 
 
-class _Slices(NamedTuple):
-    """All slices, the first axis of each array: what ``lax.map`` goes over."""
-
-    slices: Float[Array, "r d"]
-    directions: Float[Array, "r d"]
-    squares: Float[Array, " r"]
-
-
 class SlicedVelocity(AbstractVelocity):
-    """A sum of one-dimensional kernel averages, each along its slice."""
+    """A sum of one-dimensional kernel averages, each along its slice; a basis of None is the axes."""
 
-    basis: Float[Array, "d d"]
+    basis: Float[Array, "d d"] | None
     directions: Float[Array, "d d"]
     squares: Float[Array, " d"]
     particles: Float[Array, "n d"]
@@ -65,17 +64,23 @@ class SlicedVelocity(AbstractVelocity):
         return self._with_divergences(cloud.particles)[1]
 
     def _with_divergences(self, points):
-        def one(slice_):
-            return _sliced(slice_, self.particles, self.scores, points)
-
-        # One slice after the other: a single n x n matrix exists at a time.
-        every = _Slices(self.basis, self.directions, self.squares)
-        values, divergences = jax.lax.map(one, every)
-        return values.T @ self.basis, jnp.sum(divergences, axis=0)
+        centre = jnp.mean(self.particles, axis=0)
+        cosines = _cosines(self.basis, self.directions)
+        values, slopes, _ = velocities_on_lines(
+            self.directions @ (points - centre).T,
+            self.directions @ (self.particles - centre).T,
+            _components(self.basis, self.scores),
+            self.squares,
+            cosines,
+        )
+        # div h(x . g) r = (r . g) h'.
+        return _assembled(self.basis, values), cosines @ slopes
 
 
 class SlicedSVGD(AbstractField):
-    """SVGD with one-dimensional kernels on learned directions. O(n^2 d) time, O(n^2 + n d) memory.
+    """SVGD with one-dimensional kernels on learned directions. O(n^2 d + n d^2) time.
+
+    O(n d + d^2) memory: no kernel matrix exists at any time.
 
     Parameters
     ----------
@@ -111,68 +116,74 @@ class SlicedSVGD(AbstractField):
             )
 
     def init(self, key, particles):
+        dim, dtype = particles.shape[1], particles.dtype
         basis = self._basis(particles)
         # Each direction starts at its slice, where the repulsion is strongest.
-        return SlicedMemory(basis, self._squares(basis, particles), self.optimizer.init(basis))
+        directions = jnp.eye(dim, dtype=dtype) if basis is None else jax.vmap(_unit)(basis)
+        squares = self._squares(directions @ _centred(particles).T)
+        return SlicedMemory(directions, squares, self.optimizer.init(directions))
 
     def fit(self, key, cloud, memory):
-        particles, scores = cloud.particles, cloud.scores
-        basis = self._basis(particles)
-
-        def gradient(slice_):
-            # The bandwidth is a fixed number here, from the particles of the step before: the
-            # median is the dearest part of a step, and one of them is enough.
-            return jax.grad(_discrepancy)(slice_.directions, slice_, particles, scores)
-
-        every = _Slices(basis, memory.directions, memory.squares)
-        descent = -jax.lax.map(gradient, every)
-        updates, optimizer = self.optimizer.update(descent, memory.optimizer, memory.directions)
+        scores, centred = cloud.scores, _centred(cloud.particles)
+        basis = self._basis(centred)
+        components = _components(basis, scores)
+        # The bandwidth is a fixed number here, from the particles of the step before: the
+        # median is the dearest part of a step, and one of them is enough.
+        ascent = _gradients(basis, memory.directions, memory.squares, centred, components)
+        updates, optimizer = self.optimizer.update(-ascent, memory.optimizer, memory.directions)
         directions = jax.vmap(_unit)(memory.directions + updates)
-        squares = self._squares(directions, particles)
 
-        velocity = SlicedVelocity(basis, directions, squares, particles, scores)
-        values, divergences = velocity._with_divergences(particles)
-        memory = SlicedMemory(directions, squares, optimizer)
-        return Fit(velocity, values, kl_rate(values, divergences, scores), {}), memory
+        positions = directions @ centred.T
+        squares = self._squares(positions)
+        cosines = _cosines(basis, directions)
+        values, slopes, _ = discrepancies_on_lines(positions, components, squares, cosines)
+        # The discrepancies, summed: E[f . s + div f].
+        rate = -jnp.sum(jnp.mean(values * components, axis=1) + cosines * slopes)
+        velocity = SlicedVelocity(basis, directions, squares, cloud.particles, scores)
+        fit = Fit(velocity, _assembled(basis, values), rate, {})
+        return fit, SlicedMemory(directions, squares, optimizer)
 
     def _basis(self, particles):
         dim, dtype = particles.shape[1], particles.dtype
         if self.basis is None:
-            return jnp.eye(dim, dtype=dtype)
+            return None
         if self.basis.shape[0] != dim:
             raise ValueError(
                 f"basis has {self.basis.shape[0]} slices, but the particles have {dim} dimensions."
             )
         return jnp.asarray(self.basis, dtype)
 
-    def _squares(self, directions, particles):
-        def square(direction):
-            return self.bandwidth.of((particles @ direction)[:, None], _MEDIAN_POINTS)
-
-        return jax.lax.map(square, directions)
+    def _squares(self, positions):
+        return squares_on_lines(self.bandwidth, positions, _MEDIAN_POINTS)
 
 
-def _sliced(slice_, particles, scores, points):
-    """The component along a slice at every point, and its share of the divergence."""
-    r, g = slice_.slices, slice_.directions
-    score, cosine = scores @ r, r @ g
-    # v - u for every pair; k = phi((v - u)^2).
-    gap = particles @ g - (points @ g)[:, None]
-    value, first, second = RBF(Fixed(slice_.squares)).profile(gap**2, 1)
-    force = 2 * first * gap
-    values = value @ score + cosine * jnp.sum(force, axis=1)
-    # div h(x . g) r = (r . g) h', with dk/du = -dk/dv.
-    curvature = jnp.sum(2 * first + 4 * second * gap**2, axis=1)
-    divergences = -cosine * (force @ score + cosine * curvature)
-    num = particles.shape[0]
-    return values / num, divergences / num
+def _gradients(basis, directions, squares, centred, components):
+    """The gradient of each slice's discrepancy on the sphere, at its direction."""
+    num, dim = centred.shape
+    positions, cosines = directions @ centred.T, _cosines(basis, directions)
+    _, slopes, weights = discrepancies_on_lines(positions, components, squares, cosines)
+    slices = jnp.eye(dim, dtype=centred.dtype) if basis is None else basis
+    gradients = 2 * slopes[:, None] * slices + (2 / num) * (weights @ centred)
+    # A change of length is none of the direction.
+    return gradients - jnp.sum(gradients * directions, axis=1)[:, None] * directions
 
 
-def _discrepancy(direction, slice_, particles, scores):
-    """D_r at the unit vector along ``direction``, as the slice's part of E[f . s + div f]."""
-    slice_ = slice_._replace(directions=_unit(direction))
-    values, divergences = _sliced(slice_, particles, scores, particles)
-    return jnp.mean(values * (scores @ slice_.slices) + divergences)
+def _components(basis, vectors):
+    """The vectors' components along each slice, (d, n)."""
+    return vectors.T if basis is None else basis @ vectors.T
+
+
+def _assembled(basis, components):
+    return components.T if basis is None else components.T @ basis
+
+
+def _cosines(basis, directions):
+    return jnp.diagonal(directions) if basis is None else jnp.sum(basis * directions, axis=1)
+
+
+def _centred(particles):
+    # Only differences count; far from the origin they would be lost to rounding.
+    return particles - jnp.mean(particles, axis=0)
 
 
 def _unit(vector):
