@@ -91,6 +91,86 @@ def test_kl_rate_and_divergences_are_those_of_forward_mode(rotated):
         assert fit.kl_rate < 0
 
 
+def discrepancy_of_its_definition(direction, slice_, square, particles, scores):
+    """D_r(g), pair by pair, with the derivatives of the kernel left to JAX."""
+    g = direction / jnp.linalg.norm(direction)
+    c = slice_ @ g
+
+    def kernel(u, v):
+        return jnp.exp(-((u - v) ** 2) / square)
+
+    def pair(x, y, score, other):
+        at, a, b = (x @ g, y @ g), score @ slice_, other @ slice_
+        du, dv = (jax.grad(kernel, argument)(*at) for argument in (0, 1))
+        mixed = jax.grad(jax.grad(kernel, 0), 1)(*at)
+        return a * b * kernel(*at) + c * (a * dv + b * du) + c**2 * mixed
+
+    over_others = jax.vmap(pair, (None, 0, None, 0))
+    return jnp.mean(jax.vmap(over_others, (0, None, 0, None))(particles, particles, scores, scores))
+
+
+# One pair may be met twice with an even number of particles.
+@pytest.mark.parametrize("num", [1, 2, 7, 8])
+@pytest.mark.parametrize("rotated", [False, True])
+def test_a_fit_is_that_of_automatic_differentiation(num, rotated):
+    with jax.enable_x64(True):
+        # Far from the origin, which must not matter.
+        cloud = Cloud.at(lambda x: banana(x - 10), make_cloud(num, 4).particles + 10)
+        particles_and_scores = cloud.particles, cloud.scores
+        basis = rotation(4) if rotated else np.eye(4)
+        field = SlicedSVGD(optax.sgd(0.1), basis=jnp.asarray(basis) if rotated else None)
+        memory = field.init(jax.random.key(0), cloud.particles)
+        # Away from the slices, in both senses: cosines of either sign.
+        memory = memory._replace(
+            directions=jnp.asarray(rotation(4, seed=3)), squares=jnp.array([0.3, 0.8, 2.0, 5.0])
+        )
+        fit, moved = refit(field, cloud, memory)
+
+        value_and_gradient = jax.value_and_grad(discrepancy_of_its_definition)
+        at = jax.jit(jax.vmap(value_and_gradient, (0, 0, 0, None, None)))
+        _, gradients = at(memory.directions, basis, memory.squares, *particles_and_scores)
+        directions = memory.directions + 0.1 * gradients
+        directions /= jnp.linalg.norm(directions, axis=1, keepdims=True)
+        # Sums of 64 terms of order 100 in float64, and coordinates around 10 in the differences.
+        np.testing.assert_allclose(moved.directions, directions, atol=1e-12)
+        discrepancies, _ = at(directions, basis, moved.squares, *particles_and_scores)
+        np.testing.assert_allclose(fit.kl_rate, -jnp.sum(discrepancies), rtol=1e-12)
+
+
+@pytest.mark.parametrize("over_log", [True, False])
+@pytest.mark.parametrize("num", [1, 2, 5, 30, 101, 600])
+def test_bandwidths_are_those_of_each_line_alone(num, over_log):
+    with jax.enable_x64(True):
+        cloud = make_cloud(num, 3)
+        bandwidth = parvi.Median(over_log)
+        _, memory = fitted(SlicedSVGD(bandwidth=bandwidth), cloud, num_fits=2)
+        lines = [(cloud.particles @ direction)[:, None] for direction in memory.directions]
+        # The same search; 512 is the number of particles from which a field takes a median.
+        alone = [bandwidth.of(line, 512) for line in lines]
+        np.testing.assert_allclose(memory.squares, alone, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("coinciding", [9, 12])
+def test_bandwidth_is_one_where_most_pairs_coincide(coinciding, dtype):
+    with jax.enable_x64(dtype == np.float64):
+        particles = np.array(make_cloud(12, 3, dtype).particles)
+        particles[:coinciding] = 0.3
+        fit, _ = fitted(SlicedSVGD(), Cloud.at(banana, jnp.asarray(particles)), num_fits=2)
+        np.testing.assert_array_equal(fit.velocity.squares, 1.0)
+        assert np.all(np.isfinite(fit.values))
+
+
+@pytest.mark.parametrize("rotated", [False, True])
+def test_velocity_at_the_particles_is_that_of_the_fit(rotated):
+    with jax.enable_x64(True):
+        cloud = make_cloud(20, 4)
+        field = SlicedSVGD(basis=jnp.asarray(rotation(4)) if rotated else None)
+        fit, _ = fitted(field, cloud, num_fits=3)
+        # The fit meets each pair once, the velocity each particle: other orders of one sum.
+        np.testing.assert_allclose(fit.velocity.on(cloud), fit.values, rtol=1e-11, atol=1e-11)
+
+
 def test_learned_directions_are_unit_vectors_of_higher_discrepancy():
     with jax.enable_x64(True):
         # Correlated coordinates: the axes are not the worst directions.

@@ -46,7 +46,7 @@ class SlicedMemory(NamedTuple):
 
 
 class SlicedVelocity(AbstractVelocity):
-    """A sum of one-dimensional kernel averages, each along its slice; a basis of None is the axes."""
+    """A sum of one-dimensional kernel averages, each along its slice (basis None: the axes)."""
 
     basis: Float[Array, "d d"] | None
     directions: Float[Array, "d d"]
