@@ -177,7 +177,7 @@ def median_square_distance(particles: Float[Array, "n d"]) -> Float[Array, ""]:
         return jnp.sum(square <= threshold, dtype=jnp.int32) - num
 
     zero = jnp.zeros((), particles.dtype)
-    return _median_by_counting(count, num * (num - 1), zero, jnp.max(square))
+    return median_by_counting(count, num * (num - 1), zero, jnp.max(square))
 
 
 def _median_distance_on_a_line(points):
@@ -193,10 +193,10 @@ def _median_distance_on_a_line(points):
     # Points that coincide may differ by the rounding of a projection on this line.
     resolution = 4 * jnp.finfo(points.dtype).eps * jnp.max(jnp.abs(points))
     farthest = ordered[-1] - ordered[0]
-    return _median_by_counting(count, num * (num - 1) // 2, resolution, farthest)
+    return median_by_counting(count, num * (num - 1) // 2, resolution, farthest)
 
 
-def _median_by_counting(count, pairs, zero, largest):
+def median_by_counting(count, pairs, zero, largest):
     """The threshold below which half of the pairs lie, by a secant search (Illinois).
 
     Parameters

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.fields.kernels import AbstractBandwidth, Median, _median_by_counting
+from parvi.fields.kernels import AbstractBandwidth, Median, median_by_counting
 
 # In roots of h: phi is zero there in float64 too, and a power of a larger gap might overflow.
 _FARTHEST = 30
@@ -160,7 +160,7 @@ def _median_distance(t):
 
     # Points that coincide may differ by the rounding of a projection on this line.
     resolution = 4 * jnp.finfo(t.dtype).eps * jnp.max(jnp.abs(t))
-    return _median_by_counting(count, num * (num - 1) // 2, resolution, jnp.max(t) - jnp.min(t))
+    return median_by_counting(count, num * (num - 1) // 2, resolution, jnp.max(t) - jnp.min(t))
 
 
 def _shifts(num, dtype):
