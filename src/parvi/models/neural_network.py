@@ -123,21 +123,24 @@ def network_classification(
             f"{labels.max()}."
         )
 
-    def log_prior(particle):
-        return -0.5 * _size(particle)[0] / prior_sd**2
-
-    def log_likelihood(particle, rows):
-        x, y = rows
-        logits = network(particle, x.astype(particle["w1"].dtype))
-        return jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
-
     return MiniBatch(
-        log_prior,
-        log_likelihood,
+        _classification_prior(prior_sd),
+        _classification_likelihood,
         (features, labels.astype(np.int32)),
         min(batch_size, len(features)),
         like=_like(features.shape[1], hidden, num_classes, noise=False),
     )
+
+
+@functools.lru_cache
+def _classification_prior(prior_sd):
+    return lambda particle: -0.5 * _size(particle)[0] / prior_sd**2
+
+
+def _classification_likelihood(particle, rows):
+    x, y = rows
+    logits = network(particle, x.astype(particle["w1"].dtype))
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)[:, 0]
 
 
 def regression_scores(

@@ -1,6 +1,7 @@
 """``Result``: the particles, how the run ended, and the way there."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
+# Rows of data times particles that are evaluated at once.
+_ROWS = 2_000_000
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -42,8 +45,6 @@ class Result:
     history
         Per-step arrays: ``kl_rate`` (dKL/dt), ``stein_ratio``, ``step_size``, ``accepted`` and
         what the sampler adds.
-    log_density
-        At each particle, on the scale of ``init`` (without the Jacobian of constraints).
     names
         One for every number of a particle.
     sampler, key
@@ -53,19 +54,21 @@ class Result:
     num_moved
         Initial particles that were moved between others, because their density was not finite.
     target
-        What was sampled; None in a result that was loaded from a file.
+        What was sampled; None in a result that was loaded from a file,
+    saved_log_density
+        which has this instead.
     """
 
     particles: PyTree[np.ndarray]
     status: Status
     history: dict[str, np.ndarray]
-    log_density: Float[np.ndarray, " n"]
     names: list[str]
     sampler: str
     key: str
     timing: Timing
     num_moved: int = 0
     target: AbstractTarget | None = dataclasses.field(default=None, compare=False)
+    saved_log_density: Float[np.ndarray, " n"] | None = None
 
     @classmethod
     def build(
@@ -82,12 +85,11 @@ class Result:
         """From what the loop left behind."""
         layout = target.layout
         assert layout is not None
-        particles, log_density = _on_users_scale(target, flat)
+        particles = eqx.filter_jit(jax.vmap(layout.constrain))(flat)
         return cls(
             particles=jax.tree_util.tree_map(np.asarray, particles),
             status=status,
             history=_history(infos),
-            log_density=np.asarray(log_density, flat.dtype),
             names=layout.scalar_names(),
             sampler=repr(sampler),
             key=str(key),
@@ -95,6 +97,22 @@ class Result:
             num_moved=num_moved,
             target=target,
         )
+
+    @functools.cached_property
+    def log_density(self) -> Float[np.ndarray, " n"]:
+        """At each particle, on the scale of ``init`` (without the Jacobian of constraints).
+
+        With all the data: evaluated when first asked for, since that may take longer than the run.
+        """
+        if self.saved_log_density is not None:
+            return self.saved_log_density
+        assert self.target is not None
+        with precision(self._dtype):
+            return np.asarray(_log_densities(self.target, self.particles), self._dtype)
+
+    @property
+    def _dtype(self) -> np.dtype:
+        return jax.tree_util.tree_leaves(self.particles)[0].dtype
 
     @property
     def num_steps(self) -> int:
@@ -104,7 +122,7 @@ class Result:
     @property
     def num_particles(self) -> int:
         """n."""
-        return len(self.log_density)
+        return len(jax.tree_util.tree_leaves(self.particles)[0])
 
     def matrix(self) -> Float[np.ndarray, "n k"]:
         """The particles as one array, a column for every name."""
@@ -146,7 +164,7 @@ class Result:
         target = target.laid_out(example)
         layout = target.layout
         assert layout is not None
-        with precision(self.log_density.dtype):
+        with precision(self._dtype):
             flat = jax.vmap(layout.unconstrain)(self.particles)
             tempered = bool(np.any(self.history.get("beta", np.ones(1)) < 1))
             tempered = tempered and not np.any(self.history.get("returns", np.zeros(1)))
@@ -207,26 +225,22 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         particles=particles,
         status=status,
         history={n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)},
-        log_density=arrays["log_density"],
         names=facts["names"],
         sampler=facts["sampler"],
         key=facts["key"],
         timing=Timing(facts["seconds"], facts["compile_seconds"]),
         num_moved=facts["num_moved"],
+        saved_log_density=arrays["log_density"],
     )
 
 
 @eqx.filter_jit
-def _on_users_scale(target: AbstractTarget, flat):
-    """The particles in the user's structure, and their log densities there."""
-    layout, full = target.layout, target.full()
-    assert layout is not None
-
-    def one(x):
-        return layout.constrain(x), full(x) - layout.log_jacobian(x)
-
-    # One particle at a time would be slow and all at once large: the data may be many rows.
-    return jax.lax.map(one, flat, batch_size=min(256, len(flat)))
+def _log_densities(target: AbstractTarget, particles):
+    """The user's log density of every particle, with all the data."""
+    # One particle at a time would be slow, and all at once large where the data are many rows.
+    num = len(jax.tree_util.tree_leaves(particles)[0])
+    at_once = max(1, min(256, num, _ROWS // target.num_rows))
+    return jax.lax.map(target.full().log_density, particles, batch_size=at_once)
 
 
 def _history(infos: list[Info]) -> dict[str, np.ndarray]:

@@ -19,12 +19,17 @@ class AbstractTarget(eqx.Module):
 
     layout: eqx.AbstractVar[Layout | None]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of data that the log density adds up, where it says so; else 1."""
+        return 1
+
     @abc.abstractmethod
     def at(self, key: Key[Array, ""]) -> LogDensity:
         """This step's log density, of one flat and unconstrained particle."""
 
     @abc.abstractmethod
-    def full(self) -> LogDensity:
+    def full(self) -> "Density":
         """The log density itself, with all the data."""
 
     @abc.abstractmethod
