@@ -5,7 +5,8 @@ standard splits, nine tenths for training. Step sizes from {1e-1, .., 1e-4}: fou
 method on four fifths of the first split's training rows, the rest to choose by log-likelihood;
 that value for all splits. PFG: network of 32 units on the particles, one inner step of SGD 1e-2
 with momentum 0.9, base shift 1. Kernel methods and PFG without preconditioning: Adam without
-momentum; PFG: constant steps in the metric H = (diagonal Fisher information)^alpha.
+momentum; PFG: plain steps in the metric H = (diagonal Fisher information)^0.5. All step sizes fall
+as (1 + t / 10)^-0.55.
 """
 
 import functools
@@ -40,7 +41,7 @@ from parvi.samplers.flow import Flow
 from parvi.samplers.psgld import psgld
 from parvi.samplers.ready import pfg
 from parvi.samplers.sgld import PolynomialDecay, sgld
-from parvi.samplers.steppers import Constant, Optax
+from parvi.samplers.steppers import Decaying, Optax
 
 DEFAULT = "PFG (default)"
 _STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -52,7 +53,11 @@ _SLICED_STEPS = 500
 _DATASETS = ("boston", "concrete", "energy", "wine-red", "wine-white", "protein")
 _METHODS = ("SVGD", "SGLD", "M-SVGD", "pSGLD", "S-SVGD", "PFG w/o preconditioning", "PFG", DEFAULT)
 _METHODS_OF = {"correct": _METHODS, "paper": ("SVGD", "pSGLD", "PFG", DEFAULT)}
-_ADAM = optax.adam(1.0, b1=0.0)
+# Step sizes fall for all methods as they do for SGLD: eta_t = eta (1 + t / 10)^-0.55.
+_HORIZON, _POWER = 10.0, 0.55
+_ADAM = optax.chain(
+    optax.adam(1.0, b1=0.0), optax.scale_by_schedule(lambda t: (1 + t / _HORIZON) ** -_POWER)
+)
 _SGD = optax.sgd(1e-2, momentum=0.9)
 _ALPHA = 0.5
 
@@ -97,11 +102,12 @@ def _sampler(method, size, problem, hidden):
     solver = GradientDescent(_SGD, num_steps=1, warm_up=100, relative=True)
     if method == "SGLD":
         # The curvature grows with the rows, and nothing here divides by it.
-        return sgld(PolynomialDecay(np.float32(size * 10 / rows)))
+        return sgld(_decay(size * 3 / rows))
     if method == "pSGLD":
-        return psgld(PolynomialDecay(np.float32(size / rows)), num_rows=rows)
+        return psgld(_decay(size / rows), num_rows=rows)
     if method == "PFG":
-        return Flow(PFG(MLP(32), FisherDiagonal(_ALPHA), solver, base_shift=1.0), Constant(size))
+        field = PFG(MLP(32), FisherDiagonal(_ALPHA), solver, base_shift=1.0)
+        return Flow(field, Decaying(size, _HORIZON, _POWER))
     like = initial_networks(jax.random.key(0), 1, problem.features.shape[1], hidden)
     blocks = Kronecker.like({name: value[0] for name, value in like.items()})
     fields: dict[str, AbstractField] = {
@@ -111,6 +117,10 @@ def _sampler(method, size, problem, hidden):
         "PFG w/o preconditioning": PFG(MLP(32), Identity(), solver, base_shift=1.0),
     }
     return Flow(fields[method], Optax(_ADAM, size))
+
+
+def _decay(first):
+    return PolynomialDecay(np.float32(first * _HORIZON**_POWER), _HORIZON, _POWER)
 
 
 def _fit(setting, size, problem):

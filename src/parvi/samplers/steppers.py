@@ -66,7 +66,7 @@ class Constant(AbstractStepper):
 class Decaying(AbstractStepper):
     """eta_t = eta (1 + t / horizon)^-power."""
 
-    step_size: float = 0.1
+    step_size: Float[ArrayLike, ""] = 0.1
     horizon: float = 100.0
     power: float = 0.5
 
