@@ -10,8 +10,8 @@ import time
 import jax
 import numpy as np
 
-from parvi.experiments import datasets
 from parvi.experiments.cells import Experiment
+from parvi.experiments.logistic_reference import rows_of
 from parvi.experiments.tables import chosen, footnote, markdown, mean, published, values
 from parvi.models.logistic import logistic_regression
 from parvi.run.sample import sample
@@ -19,14 +19,6 @@ from parvi.samplers.ready import pfg_algorithm_1, svgd
 
 _COUNTS = {"SVGD": (5, 10, 100, 1000, 2000), "PFG": (5, 10, 100, 1000, 2000, 10_000, 100_000)}
 _REPEATS = 3
-
-
-def sonar_posterior():
-    """Logistic regression on Sonar, rock against mine."""
-    table = datasets.load("sonar")
-    low, high = table.features.min(axis=0), table.features.max(axis=0)
-    scaled = 2 * (table.features - low) / (high - low) - 1
-    return logistic_regression(np.column_stack([scaled, np.ones(len(scaled))]), table.targets)
 
 
 def _settings(quick):
@@ -40,7 +32,7 @@ def _settings(quick):
 
 
 def _run(setting):
-    target = sonar_posterior()
+    target = logistic_regression(*rows_of("sonar"))
     assert target.layout is not None
     sampler = svgd(0.01) if setting["method"] == "SVGD" else pfg_algorithm_1(1e-3)
     num = setting["particles"]

@@ -264,7 +264,7 @@ _PROTOCOLS = {
         f"{_NUM_STEPS} steps for every method, {_SLICED_STEPS} for S-SVGD, which needs the more "
         "time for each; the default has as many at most. The paper takes "
         "20 000, and its protocol is another one (below), so that its figures are not those of "
-        "the same experiment. Year's file (`parvi data year`) was not there.\n\n"
+        "the same experiment. Year is run where its file is there (`parvi data year`).\n\n"
     ),
     "paper": (
         "The paper's protocol, as its code has it: targets not standardised, Gamma(1, 10) "

@@ -85,7 +85,7 @@ class Result:
         """From what the loop left behind."""
         layout = target.layout
         assert layout is not None
-        particles = eqx.filter_jit(jax.vmap(layout.constrain))(flat)
+        particles = _constrained(layout, flat)
         return cls(
             particles=jax.tree_util.tree_map(np.asarray, particles),
             status=status,
@@ -232,6 +232,11 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         num_moved=facts["num_moved"],
         saved_log_density=arrays["log_density"],
     )
+
+
+@eqx.filter_jit
+def _constrained(layout, flat):
+    return jax.vmap(layout.constrain)(flat)
 
 
 @eqx.filter_jit

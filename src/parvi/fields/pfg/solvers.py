@@ -212,16 +212,18 @@ class GradientDescent(AbstractSolver):
     def solve(self, key, problem, memory):
         key_split, key_loop = jax.random.split(key)
         num_steps = jnp.where(memory.started, self.num_steps, self.num_steps + self.warm_up)
+        scale = problem.metric.mean_eigenvalue(problem.scores[0]) if self.relative else 1.0
         if self.holdout > 0:
             train, held_out = _split(key_split, problem, self.holdout)
             trainable, optimizer, done = self._early_stopped(
-                key_loop, train, held_out, memory, num_steps
+                key_loop, train, held_out, scale, memory, num_steps
             )
             extra = {"inner_steps": done}
         else:
 
             def body(i, carry):
-                return self._descend(jax.random.fold_in(key_loop, i), problem, memory, *carry)
+                key_step = jax.random.fold_in(key_loop, i)
+                return self._descend(key_step, problem, scale, memory, *carry)
 
             start = (memory.parameters.trainable, memory.optimizer)
             trainable, optimizer = jax.lax.fori_loop(0, num_steps, body, start)
@@ -229,13 +231,11 @@ class GradientDescent(AbstractSolver):
         parameters = Parameters(memory.parameters.frozen, trainable)
         return parameters, DescentMemory(parameters, optimizer, jnp.ones((), bool)), extra
 
-    def _descend(self, key, problem, memory, trainable, optimizer):
+    def _descend(self, key, problem, scale, memory, trainable, optimizer):
         key_batch, key_loss = jax.random.split(key)
         if self.batch_size is not None:
             num = problem.particles.shape[0]
             problem = problem.subset(jax.random.randint(key_batch, (self.batch_size,), 0, num))
-
-        scale = problem.metric.mean_eigenvalue(problem.scores[0]) if self.relative else 1.0
 
         def loss(weights):
             parameters = Parameters(memory.parameters.frozen, weights)
@@ -244,7 +244,7 @@ class GradientDescent(AbstractSolver):
         updates, optimizer = self.optimizer.update(jax.grad(loss)(trainable), optimizer, trainable)
         return optax.apply_updates(trainable, updates), optimizer
 
-    def _early_stopped(self, key, train, held_out, memory, num_steps):
+    def _early_stopped(self, key, train, held_out, scale, memory, num_steps):
         frozen = memory.parameters.frozen
         # The same probes at every inner step, so that scores on held-out particles compare.
         key_held_out = jax.random.fold_in(key, 0)
@@ -259,7 +259,9 @@ class GradientDescent(AbstractSolver):
         def body(carry):
             step, trainable, optimizer, best, best_score, waited = carry
             key_step = jax.random.fold_in(key, step + 1)
-            trainable, optimizer = self._descend(key_step, train, memory, trainable, optimizer)
+            trainable, optimizer = self._descend(
+                key_step, train, scale, memory, trainable, optimizer
+            )
             new = score(trainable)
             better = new < best_score
             best = jax.tree_util.tree_map(lambda a, b: jnp.where(better, a, b), trainable, best)
