@@ -33,6 +33,7 @@ CLASSES = {
     "mlp_tanh": parvi.MLP(7, jnp.tanh),
     "mlp_relu": parvi.MLP(7, jax.nn.relu),
     "mlp_swish": parvi.MLP(7, jax.nn.swish),
+    "mlp_scaling": parvi.MLP(7, jnp.tanh, scaling=True),
     "network": parvi.Network(lambda key, dim: eqx.nn.MLP(dim, dim, 8, 2, jnp.tanh, key=key)),
 }
 

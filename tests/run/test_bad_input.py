@@ -86,7 +86,7 @@ def test_init(init, words):
         ({"num_steps": 2.5}, ["2.5", "int"]),
         ({"key": "seed"}, ["'seed'", "int"]),
         ({"checkpoint": "folder"}, ["checkpoint=", "reserved"]),
-        ({"mesh": object()}, ["mesh=", "reserved"]),
+        ({"mesh": object()}, ["jax.sharding.Mesh", "make_mesh"]),
     ],
 )
 def test_settings(settings, words):

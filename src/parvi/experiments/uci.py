@@ -3,16 +3,18 @@
 One hidden layer of 50 ReLU units (100 for Year), mini-batches of 100 rows (1000), ten of the
 standard splits, nine tenths for training. Step sizes from {1e-1, .., 1e-4}: four runs for every
 method on four fifths of the first split's training rows, the rest to choose by log-likelihood;
-that value for all splits. PFG: network of 32 units on the particles, one inner step of SGD 1e-2
-with momentum 0.9, base shift 1. Kernel methods and PFG without preconditioning: Adam without
-momentum; PFG: plain steps in the metric H = (diagonal Fisher information)^0.5. All step sizes fall
-as (1 + t / 10)^-0.55.
+that value for all splits. Step sizes fall linearly to zero for every method. PFG: network of 32
+units and a scaling of each coordinate on the standardised particles, one inner step of SGD 1e-2
+with momentum 0.9, base shift 1, H = (diagonal Fisher information)^0.5. PFG and kernel methods take
+the steps of Adam without momentum.
 """
 
 import functools
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -27,6 +29,7 @@ from parvi.experiments.tables import (
     published,
     values,
 )
+from parvi.fields.frame import Standardised
 from parvi.fields.matrix_svgd import MatrixSVGD, SharedPreconditioner
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
@@ -40,26 +43,37 @@ from parvi.run.sample import sample
 from parvi.samplers.flow import Flow
 from parvi.samplers.psgld import psgld
 from parvi.samplers.ready import pfg
-from parvi.samplers.sgld import PolynomialDecay, sgld
-from parvi.samplers.steppers import Decaying, Optax
+from parvi.samplers.sgld import sgld
+from parvi.samplers.steppers import Optax
 
 DEFAULT = "PFG (default)"
 _STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
 _NUM_PARTICLES = 100
 _NUM_SPLITS = {"correct": 10, "paper": 3}
-_NUM_STEPS = 2000
+_NUM_STEPS = 1000
 # Each has d kernel matrices, and takes as long as about ten of the others.
-_SLICED_STEPS = 500
+_SLICED_STEPS = 250
 _DATASETS = ("boston", "concrete", "energy", "wine-red", "wine-white", "protein")
 _METHODS = ("SVGD", "SGLD", "M-SVGD", "pSGLD", "S-SVGD", "PFG w/o preconditioning", "PFG", DEFAULT)
 _METHODS_OF = {"correct": _METHODS, "paper": ("SVGD", "pSGLD", "PFG", DEFAULT)}
-# Step sizes fall for all methods as they do for SGLD: eta_t = eta (1 + t / 10)^-0.55.
-_HORIZON, _POWER = 10.0, 0.55
-_ADAM = optax.chain(
-    optax.adam(1.0, b1=0.0), optax.scale_by_schedule(lambda t: (1 + t / _HORIZON) ** -_POWER)
-)
 _SGD = optax.sgd(1e-2, momentum=0.9)
 _ALPHA = 0.5
+
+
+class _Falling(eqx.Module):
+    """eta_t = eta (1 - t / T): one schedule for all methods."""
+
+    first: np.floating
+    steps: int
+
+    def __call__(self, step):
+        return jnp.asarray(self.first * (1 - step / self.steps), np.float32)
+
+
+@functools.cache
+def _adam(steps):
+    schedule = optax.scale_by_schedule(_Falling(np.float32(1.0), steps))
+    return optax.chain(optax.adam(1.0, b1=0.0), schedule)
 
 
 class Problem(NamedTuple):
@@ -95,32 +109,30 @@ def _hidden(dataset):
     return 100 if dataset == "year" else 50
 
 
-def _sampler(method, size, problem, hidden):
+def _sampler(method, size, problem, hidden, steps):
     # As an array: a step size is then no reason to compile anew.
     size = np.float32(size)
     rows = len(problem.targets)
     solver = GradientDescent(_SGD, num_steps=1, warm_up=100, relative=True)
     if method == "SGLD":
         # The curvature grows with the rows, and nothing here divides by it.
-        return sgld(_decay(size * 3 / rows))
+        return sgld(_Falling(size * np.float32(3 / rows), steps))
     if method == "pSGLD":
-        return psgld(_decay(size / rows), num_rows=rows)
-    if method == "PFG":
-        field = PFG(MLP(32), FisherDiagonal(_ALPHA), solver, base_shift=1.0)
-        return Flow(field, Decaying(size, _HORIZON, _POWER))
+        return psgld(_Falling(size / np.float32(rows), steps), num_rows=rows)
     like = initial_networks(jax.random.key(0), 1, problem.features.shape[1], hidden)
     blocks = Kronecker.like({name: value[0] for name, value in like.items()})
+    functions = MLP(32, scaling=True)
     fields: dict[str, AbstractField] = {
         "SVGD": SVGD(),
         "M-SVGD": MatrixSVGD(SharedPreconditioner(blocks)),
         "S-SVGD": SlicedSVGD(),
-        "PFG w/o preconditioning": PFG(MLP(32), Identity(), solver, base_shift=1.0),
+        "PFG w/o preconditioning": PFG(functions, Identity(), solver, base_shift=1.0),
+        "PFG": PFG(functions, FisherDiagonal(_ALPHA), solver, base_shift=1.0),
     }
-    return Flow(fields[method], Optax(_ADAM, size))
-
-
-def _decay(first):
-    return PolynomialDecay(np.float32(first * _HORIZON**_POWER), _HORIZON, _POWER)
+    field = fields[method]
+    if isinstance(field, PFG):
+        field = Standardised(field)
+    return Flow(field, Optax(_adam(steps), size))
 
 
 def _fit(setting, size, problem):
@@ -142,7 +154,8 @@ def _fit(setting, size, problem):
     if method == DEFAULT:
         sampler, steps = pfg(max_steps=setting["steps"]), None
     else:
-        sampler, steps = _sampler(method, size, problem, hidden), setting["steps"]
+        steps = setting["steps"]
+        sampler = _sampler(method, size, problem, hidden, steps)
     return sample(target, start, sampler=sampler, num_steps=steps, key=key, throw=False)
 
 

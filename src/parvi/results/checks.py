@@ -11,12 +11,10 @@ A clean bill is no proof: a mode that no particle has met is seen by neither.
 
 from typing import Any, NamedTuple
 
-import blackjax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 from jaxtyping import Array, Float
 
 from parvi.fields.clumps import separated
@@ -55,6 +53,9 @@ def check(
     status: Status, log_density: LogDensity, flat: Float[Array, "n d"], tempered: bool
 ) -> Check:
     """Look at particles, flat and unconstrained."""
+    # Here, and not above: it takes a second, and most runs are not looked at.
+    import scipy.stats
+
     num, dim = flat.shape
     dense = tells_covariance(flat)
     numbers = _numbers(log_density, jnp.asarray(flat))
@@ -118,6 +119,9 @@ def _soft_absolute(a):
 
 
 def _numbers(log_density, flat) -> dict[str, Any]:
+    # Before anything is traced: importing blackjax computes.
+    import blackjax  # noqa: F401
+
     numbers, z, s = _stein_numbers(log_density, flat)
     numbers["drift"] = _drift(log_density, flat)
     if tells_covariance(flat):
@@ -164,6 +168,8 @@ def _stein_numbers(log_density, flat):
 @eqx.filter_jit
 def _drift(log_density, flat):
     """The largest change of a mean or a variance under Hamiltonian transitions, in its errors."""
+    import blackjax
+
     frame = own_frame(flat)
     start = frame.enter(flat)
     dim = start.shape[1]

@@ -10,9 +10,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, State
+from parvi.run.sharding import constrained
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
 
@@ -34,12 +36,14 @@ def start(
     sampler: AbstractSampler,
     target: AbstractTarget,
     rule: AbstractStoppingRule,
+    sharding: NamedSharding | None = None,
 ) -> Run:
     """The carry before the first step."""
     # The first step is 0 and every stream is folded by its number: the start takes the last.
     last = jnp.iinfo(jnp.uint32).max
     key_sampler, key_target = jax.random.split(jax.random.fold_in(key, last))
     state = sampler.init(key_sampler, particles, target.at(key_target))
+    state = constrained(state, len(particles), sharding)
     largest = jnp.maximum(jnp.max(jnp.abs(particles)), 1.0)
     return Run(
         state,
@@ -60,6 +64,7 @@ def advance(
     until: Int[Array, ""] | np.int32,
     stops: Bool[Array, ""] | np.bool_,
     capacity: int,
+    sharding: NamedSharding | None = None,
 ) -> tuple[Run, Info]:
     """Step until number ``until``, the stopping rule or a failure; at most ``capacity`` steps.
 
@@ -82,6 +87,7 @@ def advance(
         run, infos, done = carry
         state, info = one(run.state)
         run = _judged(run, state, info, rule, stops)
+        run = run._replace(state=constrained(run.state, len(run.state.particles), sharding))
         infos = jax.tree_util.tree_map(lambda all_, new: all_.at[done].set(new), infos, info)
         return run, infos, done + 1
 

@@ -15,6 +15,7 @@ from parvi.results.result import Result, Timing
 from parvi.run.advance import Run, advance, start
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.progress import Bar
+from parvi.run.sharding import gathered, particle_sharding, replicate, spread, spread_target
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.ready import pfg
 from parvi.status import SamplingError, SamplingInterrupted, Status
@@ -59,8 +60,12 @@ def sample(
         Exactly so many. None: until the sampler's stopping rule says so.
     progress
         A bar on standard error. None: where that is a terminal.
-    checkpoint, mesh
+    checkpoint
         Reserved; not there yet, and refused.
+    mesh
+        A ``jax.sharding.Mesh``: particles are spread over its first axis, rows of a
+        ``MiniBatch``'s data over its second, if it has one. On several machines every process
+        calls ``sample`` with the same arguments and gets all particles (docs/scaling.md).
     throw
         Whether a failed run raises ``SamplingError`` (with the result in it) or comes back with
         its status. An interrupted run raises ``SamplingInterrupted``, a ``KeyboardInterrupt``.
@@ -78,12 +83,11 @@ def sample(
     >>> bool(np.allclose(result.particles.std(axis=0), [1, 2, 3], rtol=1e-2))
     True
     """
-    for name, value in {"checkpoint": checkpoint, "mesh": mesh}.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}= is reserved and does nothing yet: got {value!r}, expected None; leave "
-                "it out."
-            )
+    if checkpoint is not None:
+        raise ValueError(
+            f"checkpoint= is reserved and does nothing yet: got {checkpoint!r}, expected None; "
+            "leave it out."
+        )
     if num_steps is not None and (not isinstance(num_steps, (int, np.integer)) or num_steps < 0):
         raise ValueError(f"num_steps must be None or an int of at least 0, got {num_steps!r}.")
     sampler = pfg() if sampler is None else sampler
@@ -102,12 +106,16 @@ def sample(
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
         particles, num_moved = target.admit(particles, key_check)
+        sharding = particle_sharding(mesh, len(particles))
+        if sharding is not None:
+            particles = spread(particles, sharding)
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
         stops = np.bool_(num_steps is None)
-        outcome = _drive(key_run, particles, sampler, target, limit, stops, bar)
+        outcome = _drive(key_run, particles, sampler, target, limit, stops, bar, sharding)
         seconds = time.perf_counter() - began
-        return _finish(outcome, sampler, target, key, seconds, num_moved, throw)
+        flat = gathered(outcome.run.state.particles, sharding)
+        return _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw)
 
 
 class _Outcome:
@@ -120,12 +128,17 @@ class _Outcome:
         self.compile_seconds = 0.0
 
 
-def _drive(key, particles, sampler, target, limit, stops, bar) -> _Outcome:
+def _drive(key, particles, sampler, target, limit, stops, bar, sharding) -> _Outcome:
     rule = sampler.stopping_rule
     # Once: data in NumPy's arrays would be copied at every call of ``advance``.
-    target = jax.tree_util.tree_map(_on_device, target)
+    if sharding is None:
+        target = jax.tree_util.tree_map(_on_device, target)
+    else:
+        target = spread_target(target, sharding.mesh)
+        key, sampler, rule = replicate((key, sampler, rule), sharding.mesh)
     before = time.perf_counter()
-    outcome = _Outcome(jax.block_until_ready(start(key, particles, sampler, target, rule)))
+    run = start(key, particles, sampler, target, rule, sharding)
+    outcome = _Outcome(jax.block_until_ready(run))
     outcome.compile_seconds = time.perf_counter() - before
     done, chunk = 0, 1
     try:
@@ -134,7 +147,7 @@ def _drive(key, particles, sampler, target, limit, stops, bar) -> _Outcome:
             until = np.int32(min(done + chunk, limit))
             before = time.perf_counter()
             run, infos = jax.block_until_ready(
-                advance(key, outcome.run, sampler, target, rule, until, stops, _CAPACITY)
+                advance(key, outcome.run, sampler, target, rule, until, stops, _CAPACITY, sharding)
             )
             seconds = time.perf_counter() - before
             outcome.run, steps = run, int(run.state.step) - done
@@ -159,7 +172,7 @@ def _first(infos: Info, steps: int) -> Info:
     return jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], infos)
 
 
-def _finish(outcome, sampler, target, key, seconds, num_moved, throw) -> Result:
+def _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw) -> Result:
     run = outcome.run
     status = Status(int(run.status))
     if outcome.interrupted:
@@ -168,7 +181,7 @@ def _finish(outcome, sampler, target, key, seconds, num_moved, throw) -> Result:
         status = Status.CONVERGED if bool(run.settled) else Status.MAX_STEPS
     result = Result.build(
         target=target,
-        flat=run.state.particles,
+        flat=flat,
         status=status,
         infos=outcome.infos,
         sampler=sampler,

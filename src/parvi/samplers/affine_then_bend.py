@@ -308,7 +308,7 @@ def _broad(current):
 
 
 def _paired_normal(key, x):
-    """Normal draws, the second half the negatives of the first: their odd moments are exact."""
+    """Normal draws, every second the negative of the one before: their odd moments are exact."""
     num, dim = x.shape
     half = jax.random.normal(key, ((num + 1) // 2, dim), x.dtype)
-    return jnp.concatenate([half, -half])[:num]
+    return jnp.stack([half, -half], axis=1).reshape(-1, dim)[:num]

@@ -13,12 +13,8 @@ draws from the whole run, whenever it ends.
 import math
 from typing import NamedTuple
 
-import blackjax
 import jax
 import jax.numpy as jnp
-from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
-from blackjax.adaptation.step_size import dual_averaging_adaptation
-from blackjax.adaptation.window_adaptation import build_schedule
 from jaxtyping import Array, Float, Int, PyTree
 
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
@@ -98,6 +94,9 @@ class NUTS(AbstractSampler):
         target_acceptance: float = 0.8,
         max_doublings: int = 10,
     ):
+        # Before anything is traced: importing blackjax computes.
+        import blackjax  # noqa: F401
+
         counts = {"num_warmup": num_warmup, "num_draws": num_draws, "num_chains": num_chains}
         for name, count in (counts | {"max_doublings": max_doublings}).items():
             if count < 1:
@@ -113,6 +112,8 @@ class NUTS(AbstractSampler):
         self.max_steps = num_warmup + num_draws
 
     def init(self, key, particles, log_density):
+        import blackjax
+
         num, dim = particles.shape
         num_chains = min(self.num_chains, num)
         num_slots = -(-num // num_chains)
@@ -139,6 +140,8 @@ class NUTS(AbstractSampler):
         return State(jnp.zeros((), jnp.int32), particles, memory)
 
     def step(self, key, state, log_density):
+        import blackjax
+
         memory = state.memory
         dtype = state.particles.dtype
         warming = state.step < self.num_warmup
@@ -216,10 +219,15 @@ class NUTS(AbstractSampler):
         return State(state.step + 1, particles, new), info
 
     def _adaptations(self):
+        from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
+        from blackjax.adaptation.step_size import dual_averaging_adaptation
+
         return dual_averaging_adaptation(self.target_acceptance), mass_matrix_adaptation(True)
 
     def _adapted(self, step, positions, acceptance, memory: NUTSMemory):
         """Dual averaging and mass matrix after a transition; unchanged after the warm-up."""
+        from blackjax.adaptation.window_adaptation import build_schedule
+
         averaging, mass = self._adaptations()
         schedule = jnp.asarray(build_schedule(self.num_warmup))
         slow, ends = schedule[jnp.minimum(step, self.num_warmup - 1)].astype(bool)

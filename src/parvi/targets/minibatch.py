@@ -84,12 +84,22 @@ class MiniBatch(AbstractTarget):
             self.constraints.value,
         )
 
+    def with_data(self, data: PyTree[Array]) -> "MiniBatch":
+        """The same target, with its rows elsewhere."""
+        return eqx.tree_at(
+            lambda target: target.data, self, data, is_leaf=lambda leaf: leaf is None
+        )
+
     def _density(self, batch, scale):
         if self.layout is None:
             raise ValueError("The target does not know its shape: give like= or init=.")
         return Density(
             _BatchDensity(self.log_prior, self.log_likelihood, batch, scale), self.layout
         )
+
+
+def _is_none(leaf):
+    return leaf is None
 
 
 class _BatchDensity(eqx.Module):

@@ -27,7 +27,7 @@ from parvi.fields.pfg.solvers import AbstractSolver, Problem
 from parvi.interface import AbstractField, AbstractVelocity, Fit, LogDensity, kl_rate
 
 # Particles at which the divergence of a base function is probed.
-_NUM_PROBED = 16
+_NUM_PROBED = 4
 
 
 class PFGMemory(NamedTuple):

@@ -214,10 +214,14 @@ class MLP(AbstractFunctions):
     activation
         s, elementwise: ``jax.nn.sigmoid`` (the paper's), ``jnp.tanh``, ``jax.nn.relu``,
         ``jax.nn.swish``.
+    scaling
+        Add a_j x_j to every coordinate: repulsion that h units cannot give in many more than h
+        dimensions. Made for standardised particles: wrap the field in ``Standardised``.
     """
 
     width: int = 32
     activation: Callable = jax.nn.sigmoid
+    scaling: bool = False
 
     def init(self, key, particles):
         dim, dtype = particles.shape[1], particles.dtype
@@ -232,17 +236,23 @@ class MLP(AbstractFunctions):
             name: jax.random.uniform(k, shape, dtype, -1, 1) * fan_in**-0.5
             for k, (name, (shape, fan_in)) in zip(keys, shapes.items(), strict=True)
         }
+        if self.scaling:
+            weights["a"] = jnp.zeros(dim, dtype)
         return Parameters((), weights)
 
     def __call__(self, parameters, x):
         w = parameters.trainable
-        return w["W2"] @ self.activation(w["W1"] @ x + w["b1"]) + w["b2"]
+        value = w["W2"] @ self.activation(w["W1"] @ x + w["b1"]) + w["b2"]
+        return value + w["a"] * x if self.scaling else value
 
     def with_divergences(self, parameters, particles):
         w = parameters.trainable
         hidden, slopes = _with_slope(self.activation, particles @ w["W1"].T + w["b1"])
         diagonal = jnp.sum(w["W1"] * w["W2"].T, axis=1)
-        return hidden @ w["W2"].T + w["b2"], slopes @ diagonal
+        values, divergences = hidden @ w["W2"].T + w["b2"], slopes @ diagonal
+        if self.scaling:
+            values, divergences = values + w["a"] * particles, divergences + jnp.sum(w["a"])
+        return values, divergences
 
 
 class Network(AbstractFunctions):

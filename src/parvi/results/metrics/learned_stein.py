@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import scipy.stats
 from jaxtyping import Array, ArrayLike, Float, Key
 
 from parvi.fields.frame import DenseFrame
@@ -98,6 +97,8 @@ def learned_stein_discrepancy(
     # A critic that is zero found nothing: the middle of the null distribution.
     statistic = discrepancy / error if error > 0 else 0.0
     fisher = 4 * regularisation * (discrepancy - regularisation * float(norms.mean()))
+    import scipy.stats
+
     p_value = float(scipy.stats.t.sf(statistic, num_test - 1))
     return LearnedStein(discrepancy, fisher, statistic, p_value)
 

@@ -1,0 +1,110 @@
+"""Run by test_mesh.py in processes of their own: the number of devices is fixed at start-up.
+
+python over_devices.py devices FILE            eight devices of one process
+python over_devices.py process FILE PORT I N   process I of N, one device each
+"""
+
+import collections
+import re
+import sys
+
+import jax
+import numpy as np
+
+import parvi
+from parvi.models.logistic import logistic_regression
+from parvi.run.advance import advance, start
+from parvi.run.sharding import particle_sharding, replicate, spread, spread_target
+
+NUM, DIM, ROWS = 512, 6, 96
+SAMPLERS = {
+    "default": (parvi.pfg(), 40),
+    "default_diagonal": (parvi.pfg(num_features=0), 20),
+    "algorithm_1": (parvi.pfg_algorithm_1(0.05), 20),
+    "svgd": (parvi.svgd(0.1), 20),
+}
+
+
+def posterior():
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(ROWS, DIM))
+    labels = features @ np.linspace(-1, 1, DIM) + rng.logistic(size=ROWS) > 0
+    return features, labels
+
+
+def begin(num=NUM):
+    return np.random.default_rng(1).normal(size=(num, DIM)).astype(np.float32)
+
+
+def rows_target(batch_size):
+    features, labels = posterior()
+    signed = (features * np.where(labels, 1.0, -1.0)[:, None]).astype(np.float32)
+    return parvi.MiniBatch(
+        lambda w: -0.5 * (w @ w),
+        lambda w, rows: jax.nn.log_sigmoid(rows @ w),
+        signed,
+        batch_size,
+        like=np.zeros(DIM, np.float32),
+    )
+
+
+def collectives(sampler, target, mesh):
+    """What devices tell each other in the compiled loop: shapes by operation."""
+    sharding = particle_sharding(mesh, NUM)
+    mesh = sharding.mesh
+    rule = sampler.stopping_rule
+    key, sampler, rule = replicate((jax.random.key(0), sampler, rule), mesh)
+    target = spread_target(target, mesh)
+    run = start(key, spread(begin(), sharding), sampler, target, rule, sharding)
+    for leaf in jax.tree_util.tree_leaves(run.state):
+        # What stands beside every particle is on the particle's device, and nowhere else.
+        assert leaf.shape[:1] != (NUM,) or not leaf.sharding.is_fully_replicated
+    until, stops = np.int32(5), np.bool_(False)
+    lowered = advance.lower(key, run, sampler, target, rule, until, stops, 128, sharding)
+    text = lowered.compile().compiled.as_text()
+    found = collections.defaultdict(list)
+    pattern = r"= \(?(\w+)\[([\d,]*)\][^=]*? (all-gather|all-reduce|all-to-all|collective-permute)"
+    for _, shape, name in re.findall(pattern, text):
+        found[name].append(int(np.prod([int(n) for n in shape.split(",") if n])))
+    return found
+
+
+def devices(path):
+    mesh = jax.make_mesh((8,), ("particles",))
+    both = jax.make_mesh((4, 2), ("particles", "rows"))
+    target = logistic_regression(*posterior())
+    results = {}
+    for name, (sampler, steps) in SAMPLERS.items():
+        settings = {"sampler": sampler, "num_steps": steps}
+        results[f"{name} alone"] = parvi.sample(target, begin(), **settings).particles
+        results[f"{name} spread"] = parvi.sample(target, begin(), mesh=mesh, **settings).particles
+        if name != "svgd":
+            for operation, sizes in collectives(sampler, target, mesh).items():
+                results[f"{name} {operation}"] = np.array(sizes)
+    for batch_size in (ROWS, 16):
+        rows = rows_target(batch_size)
+        settings = {"sampler": parvi.pfg_algorithm_1(0.05), "num_steps": 10}
+        alone = parvi.sample(rows, begin(), **settings).particles
+        results[f"rows {batch_size} alone"] = alone
+        results[f"rows {batch_size} spread"] = parvi.sample(
+            rows, begin(), mesh=both, **settings
+        ).particles
+    try:
+        parvi.sample(target, begin(100), mesh=mesh)
+    except ValueError as error:
+        results["uneven"] = np.array(str(error))
+    np.savez(path, **results)
+
+
+def process(path, port, number, processes):
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(number))
+    assert jax.process_count() == int(processes)
+    mesh = jax.make_mesh((jax.device_count(),), ("particles",))
+    target = logistic_regression(*posterior())
+    run = parvi.sample(target, begin(), num_steps=40, mesh=mesh)
+    np.savez(path, particles=run.particles, kl_rate=run.history["kl_rate"])
+
+
+if __name__ == "__main__":
+    {"devices": devices, "process": process}[sys.argv[1]](*sys.argv[2:])
