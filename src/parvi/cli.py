@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 from typing import Annotated
 
 import typer
@@ -120,6 +122,20 @@ def data(
         f"`parvi data NAME` fetches one; {datasets.ENVIRONMENT} may name a folder that has them.",
         highlight=False,
     )
+
+
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run.")] = None,
+) -> None:
+    """Measure speed beside the peers, from a clone of the repository; as ``make bench``."""
+    if not pathlib.Path("benchmarks/__main__.py").is_file():
+        raise typer.BadParameter(
+            "the benchmarks are not installed with the library: call it in a clone of the "
+            "repository, whose benchmarks/ has them"
+        )
+    done = subprocess.run([sys.executable, "-m", "benchmarks", *(names or [])], check=False)
+    raise typer.Exit(done.returncode)
 
 
 @app.command()

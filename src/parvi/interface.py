@@ -155,3 +155,16 @@ class AbstractSampler(eqx.Module):
         self, key: Key[Array, ""], state: State, log_density: LogDensity
     ) -> tuple[State, Info]:
         """Move the whole ensemble once."""
+
+    @property
+    def brief(self) -> bool:
+        """Whether runs are of so few steps that on small problems they end before a compiler."""
+        return False
+
+    def onward(self, state: State) -> "tuple[AbstractSampler, State]":
+        """The next stage, for a sampler whose ``Info`` said ``PAUSED``, and its state.
+
+        A stage is a program of its own: what few runs need is compiled for those only. The step
+        that paused has changed nothing, its number included, and is done again by the next stage.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has one stage.")

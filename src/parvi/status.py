@@ -13,6 +13,7 @@ class Status(enum.IntEnum):
     DIVERGED = 4
     STALLED = 5
     INTERRUPTED = 6
+    PAUSED = 7
 
     @property
     def failed(self) -> bool:
@@ -33,6 +34,7 @@ _MESSAGES = {
     Status.DIVERGED: "The particles ran away, further than their dtype can resolve.",
     Status.STALLED: "No move was accepted, however short.",
     Status.INTERRUPTED: "The run was interrupted.",
+    Status.PAUSED: "The run goes on with the sampler's next stage.",
 }
 
 

@@ -43,7 +43,7 @@ EQUIVARIANT = {
 # Samplers that draw at random, particle by particle.
 RANDOM = {
     # The contract's few particles would not bend by themselves, nor before they rest.
-    "pfg_bending": parvi.AffineThenBend(num_features=4, share=1e3),
+    "pfg_bending": parvi.AffineThenBend(num_features=4, share=1e3).second_stage(),
     "grassmann_svgd": parvi.grassmann_svgd(num_projectors=2),
     "neural_svgd": parvi.neural_svgd(width=4, num_inner_steps=3),
     "stein_neural_sampler": parvi.stein_neural_sampler(width=4, num_critic_steps=2),

@@ -90,8 +90,11 @@ def _follow(name, size, target, steps, seed):
         for until in (0, *steps):
             began = time.perf_counter()
             if until > 0:
-                parts = (sampler, target, rule, np.int32(until), stops, steps[-1])
-                run = jax.block_until_ready(driver.advance(key, run, *parts)[0])
+                rest = (target, rule, np.int32(until), stops, steps[-1])
+                run = jax.block_until_ready(driver.advance(key, run, sampler, *rest)[0])
+                while int(run.status) == Status.PAUSED:
+                    sampler, run = driver.onward(run, sampler)
+                    run = jax.block_until_ready(driver.advance(key, run, sampler, *rest)[0])
             seconds.append(time.perf_counter() - began)
             x = run.state.particles
             wide = [np.asarray(array, np.float64) for array in (x, log_joints(x))]

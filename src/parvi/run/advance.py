@@ -4,6 +4,7 @@ Each step's keys are ``fold_in(key, step)`` and the end of a chunk is data, not 
 run is cut into chunks, it is one program and gives the same bits.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,6 +15,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, State
+from parvi.run import effort
 from parvi.run.sharding import constrained
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
@@ -29,8 +31,7 @@ class Run(NamedTuple):
     bound: Float[Array, ""]
 
 
-@eqx.filter_jit
-def start(
+def _start(
     key: Key[Array, ""],
     particles: Float[Array, "n d"],
     sampler: AbstractSampler,
@@ -54,8 +55,7 @@ def start(
     )
 
 
-@eqx.filter_jit
-def advance(
+def _advance(
     key: Key[Array, ""],
     run: Run,
     sampler: AbstractSampler,
@@ -95,11 +95,42 @@ def advance(
     return run, infos
 
 
+class Programs(NamedTuple):
+    """The two compiled functions, by how hard the compiler tries."""
+
+    start: Callable[..., Run]
+    advance: Callable[..., tuple[Run, Info]]
+
+
+start = eqx.filter_jit(_start)
+advance = eqx.filter_jit(_advance)
+OPTIMISED = Programs(start, advance)
+# Equinox hands further settings on to jax.jit; its types do not say so.
+_jit: Any = eqx.filter_jit
+QUICK = Programs(
+    _jit(_start, compiler_options=effort.QUICK), _jit(_advance, compiler_options=effort.QUICK)
+)
+
+
+@eqx.filter_jit
+def onward(
+    run: Run, sampler: AbstractSampler, sharding: NamedSharding | None = None
+) -> tuple[AbstractSampler, Run]:
+    """The sampler's next stage, and the carry with which it goes on."""
+    sampler, state = sampler.onward(run.state)
+    state = constrained(state, len(state.particles), sharding)
+    return sampler, run._replace(state=state, status=jnp.full_like(run.status, Status.RUNNING))
+
+
 def _judged(run: Run, state: State, info: Info, rule, stops) -> Run:
     """The new carry: the old particles where the new ones are not finite, and the status."""
     finite = jnp.all(jnp.isfinite(state.particles))
     within = jnp.max(jnp.abs(state.particles)) <= run.bound
     settled, memory = rule.update(info, run.rule)
+    # A step that paused is no step.
+    paused = info.status == Status.PAUSED
+    settled = settled & ~paused
+    memory = jax.tree_util.tree_map(lambda new, old: jnp.where(paused, old, new), memory, run.rule)
     status = jnp.select(
         [~finite, info.status != Status.RUNNING, ~within, settled & stops],
         [Status.NONFINITE, info.status, Status.DIVERGED, Status.CONVERGED],

@@ -12,7 +12,8 @@ from jaxtyping import PyTree
 
 from parvi.interface import AbstractSampler, Info
 from parvi.results.result import Result, Timing
-from parvi.run.advance import Run, advance, start
+from parvi.run.advance import OPTIMISED, QUICK, Run, onward
+from parvi.run.effort import is_brief
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.progress import Bar
 from parvi.run.sharding import gathered, particle_sharding, replicate, spread, spread_target
@@ -137,31 +138,44 @@ def _drive(key, particles, sampler, target, limit, stops, bar, sharding) -> _Out
         target = spread_target(target, sharding.mesh)
         key, sampler, rule = replicate((key, sampler, rule), sharding.mesh)
     before = time.perf_counter()
-    run = start(key, particles, sampler, target, rule, sharding)
+    programs = _programs(sampler, particles, target, sharding)
+    run = programs.start(key, particles, sampler, target, rule, sharding)
     outcome = _Outcome(jax.block_until_ready(run))
     outcome.compile_seconds = time.perf_counter() - before
-    done, chunk = 0, 1
+    done, chunk, compiles = 0, 1, True
     try:
-        while done < limit and int(outcome.run.status) == Status.RUNNING:
+        while done < limit and int(outcome.run.status) in (Status.RUNNING, Status.PAUSED):
+            if int(outcome.run.status) == Status.PAUSED:
+                sampler, outcome.run = onward(outcome.run, sampler, sharding)
+                programs = _programs(sampler, particles, target, sharding)
+                chunk, compiles = 1, True
             # As arrays: a Python number would be part of the compiled program.
             until = np.int32(min(done + chunk, limit))
             before = time.perf_counter()
             run, infos = jax.block_until_ready(
-                advance(key, outcome.run, sampler, target, rule, until, stops, _CAPACITY, sharding)
+                programs.advance(
+                    key, outcome.run, sampler, target, rule, until, stops, _CAPACITY, sharding
+                )
             )
             seconds = time.perf_counter() - before
             outcome.run, steps = run, int(run.state.step) - done
             outcome.infos.append(_first(infos, steps))
-            bar.update(done + steps, float(infos.kl_rate[steps - 1]), steps / seconds)
-            if done == 0:
-                # The first call compiles: its seconds say nothing of a step's.
+            if steps > 0:
+                bar.update(done + steps, float(infos.kl_rate[steps - 1]), steps / seconds)
+            if compiles:
+                # The first call of a stage compiles: its seconds say nothing of a step's.
                 outcome.compile_seconds += seconds
             else:
                 chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, _CAPACITY))
-            done += steps
+            done, compiles = done + steps, False
     except KeyboardInterrupt:
         outcome.interrupted = True
     return outcome
+
+
+def _programs(sampler, particles, target, sharding):
+    brief = sharding is None and is_brief(sampler, target.full(), particles)
+    return QUICK if brief else OPTIMISED
 
 
 def _on_device(leaf: Any) -> Any:

@@ -29,12 +29,16 @@ rounds anew.
 Then once more from a broad Gaussian, along p^b N^(1 - b) with b rising to 1, a round each; and back
 to where they were if that does not come to rest.
 
+Flying and modes are a second stage: a program that is compiled, and memory that is taken, only
+where they are needed.
+
 With fewer than 1.5 particles a dimension a covariance cannot be told: the frame is diagonal, the
 map f_j = b_j + a_j z_j, and nothing bends. O(n d) memory there, O(n d + n k + d^2) otherwise.
 """
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -118,6 +122,8 @@ class AffineThenBend(AbstractSampler):
     flies: bool
     stopping_rule: AbstractStoppingRule
     max_steps: int
+    # Whether this is the second stage.
+    late: bool
 
     def __init__(
         self,
@@ -138,14 +144,15 @@ class AffineThenBend(AbstractSampler):
         self.flies = flies
         self.stopping_rule = AtRest()
         self.max_steps = max_steps
+        self.late = False
 
     def init(self, key, particles, log_density):
         cloud = Cloud.at(log_density, particles)
         dtype = particles.dtype
         control = self.phases.start(dtype)
         found = self.rounds.start(particles)
-        # Where nothing bends there are no transitions and no path: nothing to keep for them.
-        kept = slice(None) if self.rounds.bends(particles) else slice(0)
+        # In the first stage there are no transitions and no path: nothing is kept for them.
+        kept = slice(None) if self.late else slice(0)
         memory = BendingMemory(
             cloud.scores,
             cloud.log_densities,
@@ -156,6 +163,22 @@ class AffineThenBend(AbstractSampler):
             control,
         )
         return State(jnp.zeros((), jnp.int32), particles, memory)
+
+    def onward(self, state):
+        x, memory = state.particles, state.memory
+        memory = memory._replace(
+            flight=flights.grounded(x),
+            home=Home(x, memory.scores, memory.log_densities),
+        )
+        return self.second_stage(), state._replace(memory=memory)
+
+    @property
+    def brief(self):
+        return not self.late
+
+    def second_stage(self) -> "AffineThenBend":
+        """The same sampler with transitions and the tempered path at hand."""
+        return eqx.tree_at(lambda sampler: sampler.late, self, True)
 
     def step(self, key, state, log_density):
         key_round, key_normal, key_uniform = jax.random.split(_cheap(key), 3)
@@ -185,6 +208,7 @@ class AffineThenBend(AbstractSampler):
         takes_off = at_floor & ~control.flown & ~control.tempered
         takes_off = takes_off & self._far_from_gaussian(found.round.metric)
         again = clumped & ~takes_off
+        pauses = takes_off | again
         returns = control.fresh & (control.late >= _PATIENCE) & ~at_floor & ~control.rested
         at_rest = control.rested | (at_floor & ~again & ~takes_off) | returns
 
@@ -193,7 +217,7 @@ class AffineThenBend(AbstractSampler):
         displacement, limited = shortened(descent, control)
         moved = frame.leave(frame.enter(x) + displacement)
         flight, home, broad = memory.flight, memory.home, memory.broad
-        if self.rounds.bends(x):
+        if self.late:
             home = where(again, Home(x, memory.scores, memory.log_densities), home)
             normal = _paired_normal(key_normal, x)
             uniforms = jax.random.uniform(key_uniform, (2, len(x)), x.dtype)
@@ -215,19 +239,24 @@ class AffineThenBend(AbstractSampler):
             control, x, self.rounds.bends(x), excess, accepted, limited, descent, following
         )
         if self.rounds.bends(x):
+            new_control = new_control._replace(hesitated=control.hesitated | floor)
+        else:
+            at_rest = new_control.quiet >= 5
+        if self.late:
             flight, lands = flights.landed(control.leapfrogs, flight, proposed, frame, uniforms[1])
             taken = taken | (flies & lands)
-            new_control = new_control._replace(hesitated=control.hesitated | floor)
             new_control = where(flies, self.phases.flying(control), new_control)
             new_control = where(again, self.phases.restarted(new_control), new_control)
             new_control = where(takes_off, self.phases.taking_off(new_control), new_control)
+        if self.rounds.bends(x):
             new_control = where(control.rested, control, new_control._replace(rested=at_rest))
-        else:
-            at_rest = new_control.quiet >= 5
         failure = jnp.where(proposed.finite, Status.STALLED, Status.NONFINITE)
         stalled = control.affine & (new_control.step_size < _MIN_STEP)
+        status = jnp.where(stalled, failure, Status.RUNNING)
+        if not self.late:
+            status = jnp.where(pauses, Status.PAUSED, status)
         info = Info(
-            status=jnp.where(stalled, failure, Status.RUNNING).astype(jnp.int32),
+            status=status.astype(jnp.int32),
             kl_rate=-descent.merit,
             stein_ratio=cloud.stein_ratio(),
             step_size=control.step_size,
@@ -244,7 +273,7 @@ class AffineThenBend(AbstractSampler):
             jnp.where(taken[:, None], proposed.scores, memory.scores),
             jnp.where(taken, proposed.log_densities, memory.log_densities),
         )
-        if self.rounds.bends(x):
+        if self.late:
             there = where(returns, home, there)
         memory = BendingMemory(
             there.scores,
@@ -255,11 +284,14 @@ class AffineThenBend(AbstractSampler):
             home,
             new_control,
         )
-        return State(state.step + 1, there.particles, memory), info
+        following_state = State(state.step + 1, there.particles, memory)
+        if not self.late and self.rounds.bends(x):
+            following_state = where(pauses, state, following_state)
+        return following_state, info
 
     def _tempered(self, x, scores, memory):
         """The scores of p^b N^(1 - b), with N the broad Gaussian of the new start."""
-        if not self._tempers(x):
+        if not self.late:
             return scores
         beta, broad = memory.control.beta, memory.broad
         towards = -broad.push(broad.enter(x)) / _BREADTH**2

@@ -78,12 +78,17 @@ class Rounds(eqx.Module):
 
     def start(self, x: Float[Array, "n d"]) -> Found:
         """A velocity of zero in a round of the right shapes."""
-        frame, functions = own_frame(x), self._functions(x)
-        shapes = _shapes(functions, x)
-        parameters = jax.tree_util.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        zero = jnp.zeros((), x.dtype)
-        descent = Descent(parameters.trainable, jnp.zeros_like(x), zero)
-        return Found(Round(frame, _metric(frame, x, x), parameters.frozen), descent, zero)
+
+        def shapes(x):
+            frame = own_frame(x)
+            parameters = self._functions(x).init(jax.random.key(0), x)
+            zero = jnp.zeros((), x.dtype)
+            current = Round(frame, _metric(frame, x, x), parameters.frozen)
+            return Found(current, Descent(parameters.trainable, x, zero), zero)
+
+        # Nothing of it is used before the first step has found its own: nothing to compile.
+        wanted = jax.eval_shape(shapes, x)
+        return jax.tree_util.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), wanted)
 
     def affine(self, x: Float[Array, "n d"], scores: Float[Array, "n d"], last: Found) -> Found:
         """The affine velocity, from clipped scores in the particles' own frame."""

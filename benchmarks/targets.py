@@ -1,0 +1,215 @@
+"""The targets, each met or missed, from the figures that were saved; and the page of them."""
+
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks import record
+
+PAGE = pathlib.Path("docs/benchmarks.md")
+
+
+class Verdict(NamedTuple):
+    target: str
+    wanted: str
+    measured: str
+    met: bool | None
+
+
+def _per_thousand(figures, name, count):
+    return figures["particles"].get(name, {}).get(str(count), {}).get("seconds")
+
+
+def _ratio(target, figures, slow, fast, count, least) -> Verdict:
+    wanted = f"at least {least}x"
+    above, below = _per_thousand(figures, slow, count), _per_thousand(figures, fast, count)
+    if above is None or below is None:
+        return Verdict(target, wanted, "not measured", None)
+    return Verdict(target, wanted, f"{above / below:.1f}x", above / below >= least)
+
+
+def verdicts() -> list[Verdict]:
+    found = []
+    scaling = record.load("scaling")
+    if scaling:
+        torch, ours = "PyTorch Algorithm 1", "PFG Algorithm 1"
+        for count, least in ((5, 50), (100, 50), (2000, 10)):
+            found.append(
+                _ratio(
+                    f"Algorithm 1 against PyTorch, n = {count}", scaling, torch, ours, count, least
+                )
+            )
+        for peer in ("blackjax SVGD", "NumPyro SVGD"):
+            found.append(
+                _ratio(
+                    f"a step of Algorithm 1 against {peer}, n = 1000",
+                    scaling,
+                    peer,
+                    ours,
+                    1000,
+                    200,
+                )
+            )
+            found.append(
+                _ratio(f"our SVGD against {peer}, n = 1000", scaling, peer, "SVGD", 1000, 15)
+            )
+        for name in ("PFG (default)", ours):
+            found.append(_exponent(scaling, name))
+    accuracy = record.load("accuracy")
+    if accuracy:
+        row = accuracy["166"]
+        ratio = row["nuts_seconds"] / row["seconds"]
+        good = ratio >= 10 and row["energy_ratio"] < 1
+        text = f"{ratio:.1f}x, energy ratio {row['energy_ratio']:.2f}"
+        found.append(
+            Verdict("time to accuracy against NUTS, cold, 166 rows", "at least 10x", text, good)
+        )
+    parts = record.load("parts")
+    if parts:
+        for count in ("10000", "100000"):
+            share = parts[count]["products"] / parts[count]["fit"]
+            found.append(
+                Verdict(
+                    f"fit's rate, n = {count}",
+                    "40 % of the products'",
+                    f"{100 * share:.0f} %",
+                    share >= 0.4,
+                )
+            )
+    cold = record.load("cold")
+    if cold:
+        seconds = float(np.median([row["sample"] for row in cold["cold"]]))
+        imported = float(np.median([row["import"] for row in cold["cold"]]))
+        text = f"{seconds:.2f} s (and {imported:.2f} s of import)"
+        found.append(
+            Verdict("first result of a cold parvi.sample, 10-d", "below 3 s", text, seconds < 3)
+        )
+        row = cold["memory"]["1000000"]
+        times = row["bytes"] / row["array"]
+        found.append(
+            Verdict(
+                "memory of 1 000 000 particles, Algorithm 1",
+                "at most 4 arrays",
+                f"{times:.1f}",
+                times <= 4,
+            )
+        )
+    return found
+
+
+def _exponent(scaling, name) -> Verdict:
+    rows = scaling["particles"].get(name, {})
+    target, wanted = f"exponent of the time in n, {name}", "at most 1.0"
+    if not {"1000", "1000000"} <= set(rows):
+        return Verdict(target, wanted, "not measured", None)
+    exponent = np.log10(rows["1000000"]["seconds"] / rows["1000"]["seconds"]) / 3
+    return Verdict(target, wanted, f"{exponent:.2f}", bool(exponent <= 1.0))
+
+
+def main(console: Console) -> None:
+    found = verdicts()
+    for verdict in found:
+        console.print(
+            f"{_word(verdict)}: {verdict.target}: {verdict.measured} (wanted: {verdict.wanted})",
+            highlight=False,
+        )
+    lines = [
+        "# Speed, measured",
+        "",
+        "Made by `make bench`, from the figures in `results/bench/`; 2 CPU cores, float32, after",
+        "compilation, medians, every ratio between two times of one run. Peers: blackjax and",
+        "NumPyro as their users run them, and the paper's Algorithm 1 in plain PyTorch.",
+        "",
+        "| target | wanted | measured | |",
+        "|---|---|---|---|",
+        *(f"| {v.target} | {v.wanted} | {v.measured} | {_word(v)} |" for v in found),
+        "",
+    ]
+    scaling = record.load("scaling")
+    if scaling:
+        lines += ["![Seconds for 1000 steps](benchmarks/scaling.png)", ""]
+        for what, head in (("particles", "n"), ("dimensions", "d")):
+            lines += _table(scaling[what], head)
+        _plot(scaling)
+    parts = record.load("parts")
+    if parts:
+        lines += [
+            "## A step of Algorithm 1, milliseconds",
+            "",
+            "*Products*: the matrix products of the T' = 5 inner steps alone, of the same shapes.",
+            "",
+            "| n | step | score | fit | rest | products | fit's rate |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for count, row in parts.items():
+            names = ("step", "score", "fit", "rest", "products")
+            cells = " | ".join(f"{1e3 * row[name]:.2f}" for name in names)
+            lines.append(f"| {count} | {cells} | {100 * row['products'] / row['fit']:.0f} % |")
+        lines.append("")
+    accuracy = record.load("accuracy")
+    if accuracy:
+        lines += [
+            "## Time to accuracy, 61-d logistic regression, 512 particles or effective draws",
+            "",
+            "| rows | PFG, cold s | again s | energy ratio | NUTS, cold s | ESS | NUTS over PFG |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for rows, row in accuracy.items():
+            lines.append(
+                f"| {rows} | {row['seconds']:.2f} | {row['warm_seconds']:.2f} | "
+                f"{row['energy_ratio']:.2f} | {row['nuts_seconds']:.1f} | {row['nuts_ess']:.0f} | "
+                f"{row['nuts_seconds'] / row['seconds']:.1f} |"
+            )
+        lines.append("")
+    cold = record.load("cold")
+    if cold:
+        lines += ["## The first result of a new process, 10-d problem, 512 particles", ""]
+        for name, text in (("cold", "nothing compiled"), ("cached", "JAX's persistent cache")):
+            seconds = {
+                part: float(np.median([row[part] for row in cold[name]]))
+                for part in ("import", "sample")
+            }
+            lines.append(
+                f"- {text}: import {seconds['import']:.2f} s, sample {seconds['sample']:.2f} s"
+            )
+        lines.append("")
+    PAGE.write_text("\n".join(lines))
+    console.print(f"Page: {PAGE}", highlight=False)
+
+
+def _word(verdict) -> str:
+    return {True: "met", False: "missed", None: "not measured"}[verdict.met]
+
+
+def _table(rows, head):
+    counts = sorted({int(count) for row in rows.values() for count in row})
+    yield f"## Seconds for 1000 steps against {head}"
+    yield ""
+    yield "| | " + " | ".join(f"{head} = {count}" for count in counts) + " | compiling |"
+    yield "|---" * (len(counts) + 2) + "|"
+    for name, row in rows.items():
+        cells = [f"{row[str(c)]['seconds']:.3g}" if str(c) in row else "" for c in counts]
+        compiling = float(np.median([one["compile"] for one in row.values()])) if row else 0.0
+        yield f"| {name} | " + " | ".join(cells) + f" | {compiling:.1f} |"
+    yield ""
+
+
+def _plot(scaling) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    labels = ("particles (d = 61)", "dimensions (100 particles)")
+    for axis, what, label in zip(axes, ("particles", "dimensions"), labels, strict=True):
+        for name, row in scaling[what].items():
+            counts = [int(count) for count in row]
+            seconds = [one["seconds"] for one in row.values()]
+            axis.loglog(counts, seconds, marker="o", label=name)
+        axis.set_xlabel(label)
+        axis.set_ylabel("seconds for 1000 steps")
+    axes[0].legend(fontsize=8)
+    folder = PAGE.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    figure.savefig(folder / "scaling.png", dpi=130)
+    plt.close(figure)
