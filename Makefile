@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests are many small programs, and compiling is most of their time: less than half as long so.
+TEST_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 
 .PHONY: demo test test-slow lint types pytest bench clean
 
@@ -19,7 +21,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 pytest: $(STAMP)
-	$(BIN)/pytest -m "not slow" -n 2 --dist loadgroup
+	XLA_FLAGS="$(TEST_FLAGS)" $(BIN)/pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

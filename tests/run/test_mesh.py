@@ -16,7 +16,8 @@ NUM, DIM = 512, 6
 
 
 def command(*arguments, devices=1):
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = os.environ.get("XLA_FLAGS", "")
+    flags += f" --xla_force_host_platform_device_count={devices}"
     env = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     words = [sys.executable, str(SCRIPT), *map(str, arguments)]
     return subprocess.Popen(

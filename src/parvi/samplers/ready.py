@@ -65,16 +65,19 @@ def pfg_algorithm_1(
     preconditioner: AbstractPreconditioner | None = None,
     base_shift: float = 0.0,
     warm_up: int = 0,
+    batch_size: int | None = None,
     max_steps: int = 1000,
 ) -> Flow:
     """Algorithm 1 of the paper: a two-layer network, T' steps of SGD, a constant step.
 
     The metric is the mean Hessian, O(d) Hessian-vector products a step, unless another is given:
-    with ``Identity()``, O(n d), ``step_size`` must stay below 2 / (largest curvature).
+    with ``Identity()``, O(n d), ``step_size`` must stay below 2 / (largest curvature). With
+    ``batch_size`` each inner step sees so many particles, drawn afresh, instead of all: for
+    thousands of them.
     """
     preconditioner = Hessian() if preconditioner is None else preconditioner
     optimizer = _sgd(learning_rate, momentum)
-    solver = GradientDescent(optimizer, num_steps=num_inner_steps, warm_up=warm_up)
+    solver = GradientDescent(optimizer, num_inner_steps, warm_up, batch_size)
     field = PFG(MLP(width), preconditioner, solver, base_shift=base_shift)
     return Flow(field, Constant(step_size), max_steps=max_steps)
 
