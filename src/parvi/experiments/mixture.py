@@ -134,7 +134,9 @@ def _page(cells, folder):
         "clusters with more than 1 % of the particles, the weight that is furthest from 0.1, steps "
         "and seconds of a run (medians). The paper shows pictures only. A seed at which the "
         "default has few clusters is one where it came to rest in them before any others were "
-        "met, so that no tempered path was begun; `result.check()` flags it. Figure: seed 0; above "
+        "met, so that no tempered path was begun; `result.check()` flags it. None of SVGD, PFG and "
+        "Langevin carries mass between separated clusters: their weights are those of the start, "
+        "and what is between the three lies within their standard errors. Figure: seed 0; above "
         "densities, below particles and cluster means.\n\n"
     )
     header = ["", "energy distance", "clusters", "worst weight", "steps", "seconds"]

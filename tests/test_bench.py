@@ -1,0 +1,49 @@
+"""``parvi bench`` and what is made of its figures; the figures themselves are `make bench`."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from parvi.cli import app
+
+targets = pytest.importorskip("benchmarks.targets", reason="needs a clone of the repository")
+
+
+def test_elsewhere_it_says_where_to_go(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench"])
+    assert done.exit_code == 2
+    assert "clone" in done.output
+
+
+def timed(seconds):
+    return {"seconds": seconds, "compile": 1.0, "steps": 10}
+
+
+@pytest.fixture
+def figures(tmp_path, monkeypatch):
+    def write(name, content):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"figures": content}))
+
+    monkeypatch.setattr("benchmarks.record.FOLDER", tmp_path)
+    return write
+
+
+def test_ratios_are_met_or_missed(figures):
+    ours = {"5": timed(0.1), "100": timed(0.5), "1000": timed(4.0), "1000000": timed(2000.0)}
+    torch = {"5": timed(6.0), "100": timed(5.0)}
+    rows = {"PFG Algorithm 1": ours, "PyTorch Algorithm 1": torch}
+    figures("scaling", {"particles": rows, "dimensions": {}})
+    found = {verdict.target: verdict for verdict in targets.verdicts()}
+    assert found["Algorithm 1 against PyTorch, n = 5"].met
+    assert found["Algorithm 1 against PyTorch, n = 100"].measured == "10.0x"
+    assert found["Algorithm 1 against PyTorch, n = 100"].met is False
+    assert found["Algorithm 1 against PyTorch, n = 2000"].met is None
+    exponent = found["exponent of the time in n, PFG Algorithm 1"]
+    assert exponent.measured == "0.90"
+    assert exponent.met
+
+
+def test_nothing_measured_is_nothing_claimed(figures):
+    assert targets.verdicts() == []
