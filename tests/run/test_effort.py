@@ -46,7 +46,7 @@ def repeated(x):
     ],
 )
 def test_small_problems_are_brief(log_density, num, dim, brief):
-    particles = jnp.asarray(begin(num, dim))
+    particles = jax.ShapeDtypeStruct((num, dim), np.float32)
     assert is_brief(parvi.pfg(), log_density, particles) == brief
     # Samplers that run for as long as they are told are never brief.
     assert not is_brief(parvi.svgd(), log_density, particles)
@@ -55,7 +55,8 @@ def test_small_problems_are_brief(log_density, num, dim, brief):
 
 def test_the_rule_chooses_the_program():
     target = parvi.Target(square, like=np.zeros(10, np.float32))
-    small, large = jnp.asarray(begin(64, 10)), jnp.asarray(begin(20_000, 10))
+    small = jax.ShapeDtypeStruct((64, 10), np.float32)
+    large = jax.ShapeDtypeStruct((20_000, 10), np.float32)
     assert _programs(parvi.pfg(), small, target, None) is programs.QUICK
     assert _programs(parvi.pfg(), large, target, None) is programs.OPTIMISED
 

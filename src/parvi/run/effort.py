@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
-from jaxtyping import Array, Float
 
 from parvi.interface import AbstractSampler, LogDensity
 
@@ -28,9 +27,9 @@ _OWN = 30
 
 
 def is_brief(
-    sampler: AbstractSampler, log_density: LogDensity, particles: Float[Array, "n d"]
+    sampler: AbstractSampler, log_density: LogDensity, particles: jax.ShapeDtypeStruct
 ) -> bool:
-    """Whether a run is over sooner than an optimising compiler."""
+    """Whether a run of so many particles is over sooner than an optimising compiler."""
     if not sampler.brief or jax.default_backend() != "cpu":
         return False
     num, dim = particles.shape

@@ -113,7 +113,10 @@ def sample(
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
         stops = np.bool_(num_steps is None)
-        outcome = _drive(key_run, particles, sampler, target, limit, stops, bar, sharding)
+        # Handed over, not lent: a million particles need not be kept twice.
+        handed = [particles]
+        del particles
+        outcome = _drive(key_run, handed, sampler, target, limit, stops, bar, sharding)
         seconds = time.perf_counter() - began
         flat = gathered(outcome.run.state.particles, sharding)
         return _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw)
@@ -129,7 +132,9 @@ class _Outcome:
         self.compile_seconds = 0.0
 
 
-def _drive(key, particles, sampler, target, limit, stops, bar, sharding) -> _Outcome:
+def _drive(key, handed, sampler, target, limit, stops, bar, sharding) -> _Outcome:
+    particles = handed.pop()
+    like = jax.ShapeDtypeStruct(particles.shape, particles.dtype)
     rule = sampler.stopping_rule
     # Once: data in NumPy's arrays would be copied at every call of ``advance``.
     if sharding is None:
@@ -138,8 +143,9 @@ def _drive(key, particles, sampler, target, limit, stops, bar, sharding) -> _Out
         target = spread_target(target, sharding.mesh)
         key, sampler, rule = replicate((key, sampler, rule), sharding.mesh)
     before = time.perf_counter()
-    programs = _programs(sampler, particles, target, sharding)
+    programs = _programs(sampler, like, target, sharding)
     run = programs.start(key, particles, sampler, target, rule, sharding)
+    del particles
     outcome = _Outcome(jax.block_until_ready(run))
     outcome.compile_seconds = time.perf_counter() - before
     done, chunk, compiles = 0, 1, True
@@ -147,7 +153,7 @@ def _drive(key, particles, sampler, target, limit, stops, bar, sharding) -> _Out
         while done < limit and int(outcome.run.status) in (Status.RUNNING, Status.PAUSED):
             if int(outcome.run.status) == Status.PAUSED:
                 sampler, outcome.run = onward(outcome.run, sampler, sharding)
-                programs = _programs(sampler, particles, target, sharding)
+                programs = _programs(sampler, like, target, sharding)
                 chunk, compiles = 1, True
             # As arrays: a Python number would be part of the compiled program.
             until = np.int32(min(done + chunk, limit))
@@ -173,8 +179,8 @@ def _drive(key, particles, sampler, target, limit, stops, bar, sharding) -> _Out
     return outcome
 
 
-def _programs(sampler, particles, target, sharding):
-    brief = sharding is None and is_brief(sampler, target.full(), particles)
+def _programs(sampler, like, target, sharding):
+    brief = sharding is None and is_brief(sampler, target.full(), like)
     return QUICK if brief else OPTIMISED
 
 

@@ -32,6 +32,9 @@ to where they were if that does not come to rest.
 Flying and modes are a second stage: a program that is compiled, and memory that is taken, only
 where they are needed.
 
+From 131 072 particles on they are streamed (``streams``): affine and bent rounds alone, in sums
+over blocks, with O(n d) memory of which the factor is 2.
+
 With fewer than 1.5 particles a dimension a covariance cannot be told: the frame is diagonal, the
 map f_j = b_j + a_j z_j, and nothing bends. O(n d) memory there, O(n d + n k + d^2) otherwise.
 """
@@ -47,18 +50,15 @@ from parvi.fields.clumps import separated
 from parvi.fields.frame import AbstractFrame, DenseFrame
 from parvi.fields.pfg.metric import DenseMetric
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
-from parvi.samplers import flights
+from parvi.samplers import flights, streams
 from parvi.samplers.flights import Flight
-from parvi.samplers.phases import Control, Phases, shortened, where
+from parvi.samplers.phases import MIN_STEP, SURE, Control, Phases, shortened, where
 from parvi.samplers.rounds import Found, Rounds
 from parvi.samplers.stopping import AtRest
 from parvi.status import Status
 
-_MIN_STEP = 1e-8
 # Rounds after the tempered path within which it must come to rest.
 _PATIENCE = 10
-# A fresh excess that no longer falls is believed at once below this, else the second time.
-_SURE = 0.6
 # Largest eigenvalue of the Fisher information in the particles' own frame, 1 for a Gaussian, from
 # which on bending alone is not trusted. Regressions have 1 to 1.2; banana and funnel 5 to 16.
 _FAR_FROM_GAUSSIAN = 3.0
@@ -147,6 +147,8 @@ class AffineThenBend(AbstractSampler):
         self.late = False
 
     def init(self, key, particles, log_density):
+        if self._streams(particles):
+            return self._streamed().init(key, particles, log_density)
         cloud = Cloud.at(log_density, particles)
         dtype = particles.dtype
         control = self.phases.start(dtype)
@@ -181,6 +183,8 @@ class AffineThenBend(AbstractSampler):
         return eqx.tree_at(lambda sampler: sampler.late, self, True)
 
     def step(self, key, state, log_density):
+        if self._streams(state.particles):
+            return self._streamed().step(_cheap(key), state, log_density)
         key_round, key_normal, key_uniform = jax.random.split(_cheap(key), 3)
         x, memory = state.particles, state.memory
         control = memory.control
@@ -201,7 +205,7 @@ class AffineThenBend(AbstractSampler):
         # A fresh excess that is below 1 and falls no more: what is left is the features' noise.
         floor = control.fresh & (control.beta >= 1) & (excess < 1)
         floor = floor & (excess > self.gain * control.excess)
-        at_floor = floor & ((excess < _SURE) | control.hesitated)
+        at_floor = floor & ((excess < SURE) | control.hesitated)
         # Clumps are looked for after the transitions: before them a few particles in a thin part
         # are easily taken for one.
         clumped = self._clumped(at_floor & ~control.tempered, x, scores, frame)
@@ -251,7 +255,7 @@ class AffineThenBend(AbstractSampler):
         if self.rounds.bends(x):
             new_control = where(control.rested, control, new_control._replace(rested=at_rest))
         failure = jnp.where(proposed.finite, Status.STALLED, Status.NONFINITE)
-        stalled = control.affine & (new_control.step_size < _MIN_STEP)
+        stalled = control.affine & (new_control.step_size < MIN_STEP)
         status = jnp.where(stalled, failure, Status.RUNNING)
         if not self.late:
             status = jnp.where(pauses, Status.PAUSED, status)
@@ -288,6 +292,12 @@ class AffineThenBend(AbstractSampler):
         if not self.late and self.rounds.bends(x):
             following_state = where(pauses, state, following_state)
         return following_state, info
+
+    def _streams(self, x):
+        return len(x) >= streams.MANY and self.rounds.bends(x)
+
+    def _streamed(self):
+        return streams.Streams(self.rounds, self.phases, self.gain)
 
     def _tempered(self, x, scores, memory):
         """The scores of p^b N^(1 - b), with N the broad Gaussian of the new start."""

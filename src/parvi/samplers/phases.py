@@ -12,6 +12,9 @@ from parvi.samplers import flights
 _MAX_AFFINE_STEP = 0.5
 _MAX_BENT_STEP = 2.0
 _FIRST_BETA = 0.01
+MIN_STEP = 1e-8
+# A fresh excess that no longer falls is believed at once below this, else the second time.
+SURE = 0.6
 # Steps of a round at least: a first step may fall far on its own features alone.
 _MIN_AGE = 3
 # Steps of a tempered round at most: the next one has another target.

@@ -74,7 +74,7 @@ class Rounds(eqx.Module):
 
     def bends(self, x: Float[Array, "n d"]) -> bool:
         """Whether there are particles enough to bend, and features asked for."""
-        return self._num_features(x) > 0
+        return self.num_features_of(x) > 0
 
     def start(self, x: Float[Array, "n d"]) -> Found:
         """A velocity of zero in a round of the right shapes."""
@@ -94,7 +94,7 @@ class Rounds(eqx.Module):
         """The affine velocity, from clipped scores in the particles' own frame."""
         frame = own_frame(x)
         z, s = frame.enter(x), frame.pull(scores)
-        s = _clipped(s, self._limit(s))
+        s = clipped(s, self._limit(s))
         metric = _metric(frame, s, z)
         functions = _affine_functions(x)
         if isinstance(functions, Scaling):
@@ -118,7 +118,7 @@ class Rounds(eqx.Module):
             return self.same(last)
         frame = own_frame(x)
         z, s = frame.enter(x), frame.pull(scores)
-        functions = RandomFeatures(self._num_features(x))
+        functions = RandomFeatures(self.num_features_of(x))
         features = functions.informed(key, z, s)
         current = Round(frame, _metric(frame, s, s), features)
         excess = jnp.mean(stein_excess(functions, features, z, s, self.ridge))
@@ -140,7 +140,7 @@ class Rounds(eqx.Module):
         functions = _affine_functions(moved)
         parameters = Parameters((), descent.weights[:, : _width(functions, moved)])
         values, divergences = functions.with_divergences(parameters, frame.enter(moved))
-        s = _clipped(frame.pull(new_scores), self._limit(frame.pull(scores)))
+        s = clipped(frame.pull(new_scores), self._limit(frame.pull(scores)))
         rate = kl_rate(values, divergences, s)
         resolution = 8 * jnp.finfo(moved.dtype).eps * moved.shape[1]
         better = (rate <= 0.5 * jnp.abs(descent.merit)) | (jnp.abs(descent.merit) <= resolution)
@@ -156,14 +156,15 @@ class Rounds(eqx.Module):
         following = self._fit(found.round, frame.enter(moved), frame.pull(new_scores))
         return following.merit < found.descent.merit, following
 
-    def _num_features(self, x) -> int:
+    def num_features_of(self, x: Float[Array, "n d"]) -> int:
+        """How many features so many particles bear."""
         # Never more than the particles can bear: an eighth of them, and none for fewer than 32.
         most = min(len(x) // 8, _MAX_FEATURES)
         chosen = (most if most >= 4 else 0) if self.num_features is None else self.num_features
         return chosen if tells_covariance(x) else 0
 
     def _functions(self, x) -> AbstractFunctions:
-        return RandomFeatures(self._num_features(x)) if self.bends(x) else _affine_functions(x)
+        return RandomFeatures(self.num_features_of(x)) if self.bends(x) else _affine_functions(x)
 
     def _fit(self, current, z, s):
         functions = self._functions(z)
@@ -177,7 +178,7 @@ class Rounds(eqx.Module):
         return ridge_weights(problem, frozen, self.ridge)
 
     def _limit(self, s):
-        typical = _median(_norms(s))
+        typical = median(norms(s))
         return self.clip * jnp.maximum(typical, s.shape[1] ** 0.5)
 
 
@@ -206,12 +207,13 @@ def _metric(frame, left, right) -> AbstractMetric:
     return DenseMetric(jnp.maximum(jnp.abs(values), 1.0), vectors)
 
 
-def _clipped(scores, limit):
-    norms = _norms(scores)[:, None]
-    return scores * jnp.minimum(1.0, limit / jnp.where(norms > 0, norms, 1.0))
+def clipped(scores: Float[Array, "n d"], limit: Float[Array, ""]) -> Float[Array, "n d"]:
+    """Scores, none longer than this."""
+    lengths = norms(scores)[:, None]
+    return scores * jnp.minimum(1.0, limit / jnp.where(lengths > 0, lengths, 1.0))
 
 
-def _median(positive):
+def median(positive: Float[Array, " n"]) -> Float[Array, ""]:
     """By halving on a log scale: a sort would gather what lies on several devices."""
     logs = jnp.log(jnp.maximum(positive, jnp.finfo(positive.dtype).tiny))
 
@@ -224,7 +226,7 @@ def _median(positive):
     return jnp.exp(median)
 
 
-def _norms(scores):
+def norms(scores: Float[Array, "n d"]) -> Float[Array, " n"]:
     """Of every row, also where the squares would overflow."""
     largest = jnp.max(jnp.abs(scores), axis=1)
     scaled = scores / jnp.where(largest > 0, largest, 1.0)[:, None]

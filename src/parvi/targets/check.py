@@ -18,6 +18,8 @@ _NOT_TRACEABLE = (
 
 # How often particles are moved before the log density is blamed.
 _ATTEMPTS = 5
+# Particles that are evaluated at once: the likelihood of all of them might not fit into memory.
+_AT_ONCE = 16_384
 
 
 def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -> None:
@@ -38,32 +40,28 @@ def admitted(
     Those where the density is not finite are moved between two others, where they are fewer than
     half of all.
     """
-    values, scores = _evaluated(log_density, particles)
-    bad = _not_finite(values, scores)
+    values, sound, moving = _evaluated(log_density, particles)
+    bad = ~(np.isfinite(values) & sound)
     num_moved = int(bad.sum()) if 2 * bad.sum() < len(values) else 0
     for _ in range(_ATTEMPTS if num_moved else 0):
         key, key_move = jax.random.split(key)
         particles = _between(key_move, particles, bad)
-        values, scores = _evaluated(log_density, particles)
-        bad = _not_finite(values, scores)
+        values, sound, moving = _evaluated(log_density, particles)
+        bad = ~(np.isfinite(values) & sound)
         if not bad.any():
             break
-    _judge(values, scores)
+    _judge(values, sound, moving)
     return particles, num_moved
 
 
 def _evaluated(log_density, particles):
     try:
-        values, scores = _evaluate(log_density, particles)
+        found = _evaluate(log_density, particles)
     except Exception:
         # Only now look closer: a good log density is traced once, and compiled once.
         _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
         raise
-    return np.asarray(values), np.asarray(scores)
-
-
-def _not_finite(values, scores):
-    return ~(np.isfinite(values) & np.isfinite(scores).all(axis=1))
+    return tuple(np.asarray(column) for column in found)
 
 
 def _between(key, particles, bad):
@@ -76,7 +74,7 @@ def _between(key, particles, bad):
     return jnp.where(bad[:, None], between, particles)
 
 
-def _judge(values, scores):
+def _judge(values, sound, moving):
     num = len(values)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -86,7 +84,7 @@ def _judge(values, scores):
             f"(particle {first}: {values[first]}): start where the density is positive and finite, "
             "or declare the support with constraints= (parvi.Positive(), parvi.Interval(...))."
         )
-    bad = ~np.isfinite(scores).all(axis=1)
+    bad = ~sound
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         raise ValueError(
@@ -94,7 +92,7 @@ def _judge(values, scores):
             f"particles (first: particle {first}) though its value is: look for sqrt, log, norm "
             "or a division at zero, also inside the unused branch of a jnp.where."
         )
-    if not scores.any() and np.ptp(values) > 0:
+    if not moving.any() and np.ptp(values) > 0:
         raise ValueError(
             "The log density is not differentiable in a useful way: its gradient is zero at all "
             f"{num} initial particles though its values differ (rounding, comparisons, integer "
@@ -105,8 +103,20 @@ def _judge(values, scores):
 
 @eqx.filter_jit
 def _evaluate(log_density, particles):
-    cloud = Cloud.at(log_density, particles)
-    return cloud.log_densities, cloud.scores
+    """Of every particle the value, whether its score is finite, and whether it is not zero."""
+
+    def judged(some):
+        cloud = Cloud.at(log_density, some)
+        finite = jnp.all(jnp.isfinite(cloud.scores), axis=1)
+        return cloud.log_densities, finite, jnp.any(cloud.scores != 0, axis=1)
+
+    if len(particles) <= _AT_ONCE:
+        return judged(particles)
+
+    def one(x):
+        return jax.tree_util.tree_map(lambda column: column[0], judged(x[None]))
+
+    return jax.lax.map(one, particles, batch_size=_AT_ONCE)
 
 
 def _diagnose(log_density, one):

@@ -26,18 +26,33 @@ def stein_excess(
     ridge: float,
 ) -> Float[Array, " d"]:
     """The excess in every direction. O(n k (k + d)) time, O(n (k + d)) memory."""
-    num, dim = particles.shape
-    features, slopes = functions.features_and_slopes(frozen, particles)
+    num = len(particles)
+    moments = functions.moments(frozen, particles)
+    features = moments.features
     gram = features.T @ features / num + ridge * jnp.eye(features.shape[1], dtype=features.dtype)
     inverse = jnp.linalg.inv(gram)
     basis = jnp.linalg.eigh(scores.T @ scores / num)[1]
-    scores, directions = scores @ basis, frozen[0] @ basis
-
-    # The features are (1, z, bent) and their gradients (0, I, slope * direction).
-    mean_gradient = functions.moments(frozen, particles).mean_gradient
-    target = features.T @ scores / num + mean_gradient @ basis
+    target = (features.T @ scores / num + moments.mean_gradient) @ basis
     size = jnp.sum(target * (inverse @ target), axis=0)
+    return size / (stein_noise(functions, frozen, particles, scores, inverse, basis) / num)
 
+
+def stein_noise(
+    functions: RandomFeatures,
+    frozen: PyTree[Array],
+    particles: Float[Array, "n d"],
+    scores: Float[Array, "n d"],
+    inverse: Float[Array, "w w"],
+    basis: Float[Array, "d d"],
+) -> Float[Array, " d"]:
+    """n times the mean size that n independent draws would have, in the directions of a basis.
+
+    The particles stand for draws of the target; they may be some of those whose size is meant.
+    """
+    num, dim = particles.shape
+    features, slopes = functions.features_and_slopes(frozen, particles)
+    scores, directions = scores @ basis, frozen[0] @ basis
+    # The features are (1, z, bent) and their gradients (0, I, slope * direction).
     weighted = features @ inverse
     affine, bent = slice(1, dim + 1), slice(dim + 1, None)
     square = jnp.sum(weighted * features, axis=1) @ scores**2 / num
@@ -47,4 +62,4 @@ def stein_excess(
     both = inverse[bent, bent] * (slopes.T @ slopes / num)
     trace = jnp.sum(basis * (inverse[affine, affine] @ basis), axis=0)
     trace = trace + 2 * mixed + jnp.sum(directions * (both @ directions), axis=0)
-    return size / ((square + 2 * cross + trace) / num)
+    return square + 2 * cross + trace
