@@ -7,9 +7,11 @@ by the size of the problem, never by a clock: the same call always gives the sam
 (docs/decisions/0011-stages-and-effort.md).
 """
 
+import functools
 import math
 from typing import Any
 
+import equinox as eqx
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -34,8 +36,18 @@ def is_brief(
         return False
     num, dim = particles.shape
     one = jax.ShapeDtypeStruct((dim,), particles.dtype)
-    jaxpr = jax.make_jaxpr(jax.value_and_grad(log_density))(one)
+    arrays, static = eqx.partition(log_density, eqx.is_array)
+    leaves, structure = jax.tree_util.tree_flatten(static)
+    # By way of jit, which remembers: a second run traces nothing.
+    jaxpr = _value_and_score.trace((tuple(leaves), structure), arrays, one).jaxpr
     return num * (_OWN * (dim + min(num // 8, 128)) + _numbers(jaxpr.jaxpr)) <= _MOST
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_score(static, arrays, x):
+    leaves, structure = static
+    log_density = eqx.combine(arrays, jax.tree_util.tree_unflatten(structure, leaves))
+    return jax.value_and_grad(log_density)(x)
 
 
 def _numbers(jaxpr: Jaxpr) -> float:
