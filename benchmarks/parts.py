@@ -59,7 +59,7 @@ def _one(target, particles):
         return jax.lax.fori_loop(0, _STEPS, body, (memory, jnp.zeros(())))
 
     @jax.jit
-    def products(x, s, first, second):
+    def products(x, first, second):
         """The matrix products of the inner steps, one after the other, and nothing else."""
 
         def body(_, carry):
@@ -82,6 +82,6 @@ def _one(target, particles):
             "step": step,
             "score": timed(score, x).seconds / _STEPS,
             "fit": timed(fit, cloud, memory).seconds / _STEPS,
-            "products": timed(products, x, x, small["W1"], small["W2"]).seconds / _STEPS,
+            "products": timed(products, x, small["W1"], small["W2"]).seconds / _STEPS,
         }
     return times | {"rest": max(step - times["score"] - times["fit"], 0.0)}

@@ -222,8 +222,8 @@ def _metric_page(cells, folder):
     text = (
         "Protocol as in Table 1. Diagonal and K-FAC: the Fisher information to the power 0.5; full "
         "Hessian: its mean over the particles, from the rows of the step. With standardised "
-        "features all four are within a standard error of each other, and the paper's gain is not "
-        "seen: the posterior of 800 rows is nearly Gaussian, with directions of similar width.\n\n"
+        "features all four are within a standard error of each other: the paper's gain is not "
+        "seen.\n\n"
     )
     return text + table(cells, "preconditioners") + orderings(cells, "Diagonal")
 

@@ -158,9 +158,8 @@ def _energy_page(cells, folder):
     )
     weights = (
         "\nThe largest distance of a mode's weight from 1/4. Where Algorithm 1 is above the "
-        "paper's energy distance it is by these: between modes nothing moves once the particles "
-        "are there, and its network decides early how many go where. The default's tempered path "
-        "evens them out.\n\n"
+        "paper's energy distance, these are uneven too: between modes nothing moves once the "
+        "particles are there. The default's tempered path evens them out.\n\n"
     )
     return (
         text

@@ -33,7 +33,7 @@ Flying and modes are a second stage: a program that is compiled, and memory that
 where they are needed.
 
 From 131 072 particles on they are streamed (``streams``): affine and bent rounds alone, in sums
-over blocks, with O(n d) memory of which the factor is 2.
+over blocks, in which a step keeps the particles and their proposals and no scores.
 
 With fewer than 1.5 particles a dimension a covariance cannot be told: the frame is diagonal, the
 map f_j = b_j + a_j z_j, and nothing bends. O(n d) memory there, O(n d + n k + d^2) otherwise.

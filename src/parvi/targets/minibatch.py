@@ -98,10 +98,6 @@ class MiniBatch(AbstractTarget):
         )
 
 
-def _is_none(leaf):
-    return leaf is None
-
-
 class _BatchDensity(eqx.Module):
     log_prior: Callable
     log_likelihood: Callable
