@@ -1,4 +1,4 @@
-"""The first result of a new process, and its peak memory for very many particles."""
+"""The first result of a new process; peak memory for very many particles and dimensions."""
 
 import json
 import os
@@ -25,26 +25,40 @@ print(json.dumps({"import": imported - began, "sample": done - imported, "steps"
 
 _LARGE = """
 import json, resource, sys
-import jax, numpy as np, parvi
-from benchmarks.problems import sonar_shaped, start
+import numpy as np, parvi
+from benchmarks.problems import sonar_shaped
 num = int(sys.argv[1])
-batch = min(num, 4096)
-sampler = parvi.Flow(
-    parvi.PFG(
-        parvi.MLP(32),
-        parvi.Identity(),
-        parvi.GradientDescent(__import__("optax").sgd(1e-3, 0.9), 5, batch_size=batch),
+samplers = {
+    "PFG (default)": parvi.pfg(),
+    "PFG Algorithm 1": parvi.pfg_algorithm_1(
+        1e-3, preconditioner=parvi.Identity(), batch_size=4096
     ),
-    parvi.Constant(1e-3),
-)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-parvi.sample(sonar_shaped(), start(4096), sampler=sampler, num_steps=2)
-before = peak()
-init = start(num)
-run = parvi.sample(sonar_shaped(), init, sampler=sampler, num_steps=3)
-seconds = run.timing.seconds - run.timing.compile_seconds
-print(json.dumps({"bytes": peak() - before, "array": init.nbytes, "seconds": seconds}))
+}
+init = np.random.default_rng(0).standard_normal((num, 61), dtype=np.float32)
+run = parvi.sample(sonar_shaped(), init, sampler=samplers[sys.argv[2]], num_steps=3)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"peak": peak, "array": init.nbytes}))
+"""
+LARGE_COUNTS = (500_000, 1_000_000)
+_LARGE_METHODS = ("PFG (default)", "PFG Algorithm 1")
+
+# The network of the MNIST experiment: 101 770 dimensions.
+_WIDE = """
+import json, resource
+import jax, numpy as np, parvi
+from parvi.models.neural_network import initial_networks, network_classification
+rng = np.random.default_rng(0)
+features = rng.random((10_000, 784), dtype=np.float32)
+labels = rng.integers(0, 10, 10_000)
+target = network_classification(features, labels, hidden=128, batch_size=100)
+init = initial_networks(jax.random.key(0), 100, 784, 128, 10, noise=False)
+run = parvi.sample(target, init, num_steps=10, throw=False)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+dim = sum(np.size(value) for value in init.values()) // 100
+assert all(np.isfinite(value).all() for value in run.particles.values())
+seconds = (run.timing.seconds - run.timing.compile_seconds) / max(run.num_steps - 1, 1)
+print(json.dumps({"peak": peak, "dim": dim, "steps": run.num_steps, "step_seconds": seconds,
+                  "compile": run.timing.compile_seconds, "status": run.status.name}))
 """
 
 
@@ -56,7 +70,11 @@ def main(console: Console) -> None:
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
         figures["cached"] = [_run(_SMALL, cache) for _ in range(3)][1:]
-    figures["memory"] = {str(num): _run(_LARGE, {}, str(num)) for num in (100_000, 1_000_000)}
+    figures["memory"] = {
+        name: {str(num): _run(_LARGE, {}, str(num), name) for num in LARGE_COUNTS}
+        for name in _LARGE_METHODS
+    }
+    figures["wide"] = _run(_WIDE)
     record.save("cold", figures)
     for name in ("cold", "cached"):
         middle = sorted(figures[name], key=lambda row: row["sample"])[len(figures[name]) // 2]
@@ -64,11 +82,30 @@ def main(console: Console) -> None:
             f"10-d problem, {name}: import {middle['import']:.2f} s, "
             f"sample {middle['sample']:.2f} s"
         )
-    for num, row in figures["memory"].items():
+    for name, rows in figures["memory"].items():
         console.print(
-            f"{num} particles, d = 61, Algorithm 1: peak {row['bytes'] / row['array']:.1f} times "
-            "the particle array"
+            f"{LARGE_COUNTS[1]} particles, d = 61, {name}: {arrays(rows):.1f} times the particle "
+            f"array and {constant(rows) / 1e6:.0f} MB",
+            highlight=False,
         )
+    wide = figures["wide"]
+    console.print(
+        f"d = {wide['dim']}, 100 particles, default: {wide['step_seconds']:.2f} s a step, peak "
+        f"{wide['peak'] / 1e9:.2f} GB",
+        highlight=False,
+    )
+
+
+def arrays(rows: dict) -> float:
+    """By how many particle arrays the peak grows with their number."""
+    small, large = (rows[str(num)] for num in LARGE_COUNTS)
+    return (large["peak"] - small["peak"]) / (large["array"] - small["array"])
+
+
+def constant(rows: dict) -> float:
+    """Bytes that do not grow with the number of particles."""
+    large = rows[str(LARGE_COUNTS[1])]
+    return large["peak"] - arrays(rows) * large["array"]
 
 
 def _run(script, env=None, *arguments):

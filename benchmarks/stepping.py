@@ -16,7 +16,12 @@ def time_steps(sampler, target, particles, num_steps: int, repeats: int = 5) -> 
     with single_blas_thread():
         run = start_run(key, jnp.asarray(particles), sampler, target, rule)
         until, never = np.int32(num_steps), np.bool_(False)
-        return timed(
-            lambda: advance(key, run, sampler, target, rule, until, never, num_steps),
-            repeats=repeats,
-        )
+
+        def steps():
+            return advance(key, run, sampler, target, rule, until, never, num_steps)
+
+        found = timed(steps, repeats=repeats)
+        done = int(steps()[0].state.step)
+    if done < num_steps:
+        raise RuntimeError(f"the run ended after {done} of {num_steps} steps")
+    return found

@@ -7,6 +7,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import record
+from benchmarks.accuracy import NUTS, OURS
+from benchmarks.cold import arrays, constant
 from benchmarks.scaling import BATCHED
 
 _OURS = "PFG Algorithm 1"
@@ -53,13 +55,8 @@ def verdicts() -> list[Verdict]:
             found.append(_exponent(scaling, name))
     accuracy = record.load("accuracy")
     if accuracy:
-        row = accuracy["166"]
-        ratio = row["nuts_seconds"] / row["seconds"]
-        good = ratio >= 10 and row["energy_ratio"] < 1
-        text = f"{ratio:.1f}x, energy ratio {row['energy_ratio']:.2f}"
-        found.append(
-            Verdict("time to accuracy against NUTS, cold, 166 rows", "at least 10x", text, good)
-        )
+        for rows, found_there in accuracy.items():
+            found.append(_sooner(rows, found_there))
     parts = record.load("parts")
     if parts:
         for count in ("10000", "100000"):
@@ -80,17 +77,29 @@ def verdicts() -> list[Verdict]:
         found.append(
             Verdict("first result of a cold parvi.sample, 10-d", "below 3 s", text, seconds < 3)
         )
-        row = cold["memory"]["1000000"]
-        times = row["bytes"] / row["array"]
-        found.append(
-            Verdict(
-                "memory of 1 000 000 particles, Algorithm 1",
-                "at most 4 arrays",
-                f"{times:.1f}",
-                times <= 4,
+        for name, rows in cold["memory"].items():
+            times = arrays(rows)
+            text = f"{times:.1f} (and {constant(rows) / 1e6:.0f} MB)"
+            found.append(
+                Verdict(
+                    f"memory of 1 000 000 particles, {name}",
+                    "at most 4 arrays",
+                    text,
+                    round(times, 1) <= 4,
+                )
             )
-        )
     return found
+
+
+def _sooner(rows, found) -> Verdict:
+    ours, nuts = found[OURS], found[NUTS]
+    ratio = nuts["cold"] / ours["cold"]
+    return Verdict(
+        f"time to accuracy against NUTS, cold, {rows} rows",
+        "at least 10x, energy ratio below 1",
+        f"{ratio:.1f}x, energy ratio {ours['energy_ratio']:.2f}",
+        bool(ratio >= 10 and ours["energy_ratio"] < 1),
+    )
 
 
 def _exponent(scaling, name) -> Verdict:
@@ -147,15 +156,19 @@ def main(console: Console) -> None:
         lines += [
             "## Time to accuracy, 61-d logistic regression, 512 particles or effective draws",
             "",
-            "| rows | PFG, cold s | again s | energy ratio | NUTS, cold s | ESS | NUTS over PFG |",
-            "|---|---|---|---|---|---|---|",
+            "Seconds with compilation and of a second run; *energy ratio*: the energy distance to",
+            "a long reference over that of as many independent draws.",
+            "",
+            "| rows | | s, cold | s, again | energy ratio | smallest ESS |",
+            "|---|---|---|---|---|---|",
         ]
-        for rows, row in accuracy.items():
-            lines.append(
-                f"| {rows} | {row['seconds']:.2f} | {row['warm_seconds']:.2f} | "
-                f"{row['energy_ratio']:.2f} | {row['nuts_seconds']:.1f} | {row['nuts_ess']:.0f} | "
-                f"{row['nuts_seconds'] / row['seconds']:.1f} |"
-            )
+        for rows, methods in accuracy.items():
+            for name, row in methods.items():
+                size = f"{row['ess']:.0f}" if "ess" in row else ""
+                lines.append(
+                    f"| {rows} | {name} | {row['cold']:.2f} | {row['again']:.2f} | "
+                    f"{row['energy_ratio']:.2f} | {size} |"
+                )
         lines.append("")
     cold = record.load("cold")
     if cold:

@@ -13,6 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 import parvi
+from parvi.run.compiled import keep_compiled
 
 app = typer.Typer(
     help="Particle-based variational inference.", no_args_is_help=True, add_completion=False
@@ -49,6 +50,7 @@ def demo(
         raise typer.BadParameter(f"{output} should end in .png, .pdf or .svg", param_hint="output")
     if not output.resolve().parent.is_dir():
         raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="output")
+    keep_compiled()
     console = Console()
     console.print(
         "Bayesian logistic regression, breast-cancer table: 569 rows, 31 weights, N(0, 1) prior."
@@ -157,6 +159,7 @@ def reproduce(
     from parvi.experiments import cells
     from parvi.experiments import reproduce as reproduction
 
+    keep_compiled()
     console = Console()
     known = reproduction.EXPERIMENTS
     unknown = [name for name in names or [] if name not in known]

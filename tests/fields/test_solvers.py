@@ -92,7 +92,8 @@ def test_gradient_descent_converges_to_ridge(features, base_shift):
     assert exact.relative_error(found.trainable, expected.trainable) < 1e-4
 
 
-def test_relative_descent_knows_no_units():
+@pytest.mark.parametrize("relative", ["mean", "largest"])
+def test_relative_descent_knows_no_units(relative):
     """Scores and H times 1000, as of 1000 times the data: the same fit at the same rate."""
     problem = problem_of(parvi.Linear(), parvi.FisherDiagonal())
     factor = 1000.0
@@ -101,13 +102,37 @@ def test_relative_descent_knows_no_units():
     scaled = eqx.tree_at(where, problem, (metric, factor * problem.scores))
     # The divergence does not grow with the scores: leave it out of both.
     without = lambda p: eqx.tree_at(lambda q: q.divergence, p, _NoDivergence())  # noqa: E731
-    solver = parvi.GradientDescent(optax.sgd(1e-2), num_steps=20, relative=True)
+    solver = parvi.GradientDescent(optax.sgd(1e-2), num_steps=20, relative=relative)
     expected, _, _ = solved(solver, without(problem))
     found, _, _ = solved(solver, without(scaled))
     assert exact.relative_error(found.trainable, expected.trainable) < ROUNDING
     blunt = parvi.GradientDescent(optax.sgd(1e-2), num_steps=20)
     other, _, _ = solved(blunt, without(scaled))
     assert not exact.relative_error(other.trainable, expected.trainable) < 1e-2
+
+
+def test_relative_to_the_largest_eigenvalue_is_stable_where_the_mean_is_not():
+    """One coordinate of 300 has nearly all of H: the mean is far below it."""
+    diagonal = np.ones(300)
+    diagonal[7] = 1e6
+    metric = DiagonalMetric(jnp.asarray(diagonal))
+    like = jnp.zeros(300)
+    assert float(metric.largest_eigenvalue(like)) == pytest.approx(1e6, rel=1e-3)
+    density = lambda x: -0.5 * jnp.sum(metric.diagonal * x**2)  # noqa: E731
+    particles = np.random.default_rng(0).normal(size=(20, 300))
+    cloud = exact.cloud_of(density, particles)
+    bounded = {}
+    for relative in ("mean", "largest"):
+        solver = parvi.GradientDescent(optax.sgd(0.1), num_steps=50, relative=relative)
+        field = parvi.PFG(parvi.Linear(), parvi.FisherDiagonal(), solver)
+        fit, _ = field.fit(jax.random.key(1), cloud, field.init(jax.random.key(0), particles))
+        bounded[relative] = bool(jnp.max(jnp.abs(fit.values)) < 1e3)
+    assert bounded == {"mean": False, "largest": True}
+
+
+def test_relative_is_checked():
+    with pytest.raises(ValueError, match="relative must be None"):
+        parvi.GradientDescent(optax.sgd(0.1), relative=True)
 
 
 def test_base_shift_only_moves_what_is_fitted():

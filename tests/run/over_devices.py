@@ -15,6 +15,7 @@ import parvi
 from parvi.models.logistic import logistic_regression
 from parvi.run.advance import advance, start
 from parvi.run.sharding import particle_sharding, replicate, spread, spread_target
+from parvi.samplers import streams
 
 NUM, DIM, ROWS = 512, 6, 96
 SAMPLERS = {
@@ -69,18 +70,25 @@ def collectives(sampler, target, mesh):
     return found
 
 
+def one(name, sampler, steps, target, mesh):
+    settings = {"sampler": sampler, "num_steps": steps}
+    results = {
+        f"{name} alone": parvi.sample(target, begin(), **settings).particles,
+        f"{name} spread": parvi.sample(target, begin(), mesh=mesh, **settings).particles,
+    }
+    if name != "svgd":
+        for operation, sizes in collectives(sampler, target, mesh).items():
+            results[f"{name} {operation}"] = np.array(sizes)
+    return results
+
+
 def devices(path):
     mesh = jax.make_mesh((8,), ("particles",))
     both = jax.make_mesh((4, 2), ("particles", "rows"))
     target = logistic_regression(*posterior())
     results = {}
     for name, (sampler, steps) in SAMPLERS.items():
-        settings = {"sampler": sampler, "num_steps": steps}
-        results[f"{name} alone"] = parvi.sample(target, begin(), **settings).particles
-        results[f"{name} spread"] = parvi.sample(target, begin(), mesh=mesh, **settings).particles
-        if name != "svgd":
-            for operation, sizes in collectives(sampler, target, mesh).items():
-                results[f"{name} {operation}"] = np.array(sizes)
+        results |= one(name, sampler, steps, target, mesh)
     for batch_size in (ROWS, 16):
         rows = rows_target(batch_size)
         settings = {"sampler": parvi.pfg_algorithm_1(0.05), "num_steps": 10}
@@ -93,6 +101,10 @@ def devices(path):
         parvi.sample(target, begin(100), mesh=mesh)
     except ValueError as error:
         results["uneven"] = np.array(str(error))
+    # The same sampler, as if this were very many particles.
+    jax.clear_caches()
+    streams.MANY, streams._BLOCK, streams._SOME = NUM, 128, 64
+    results |= one("streamed", parvi.pfg(), 30, target, mesh)
     np.savez(path, **results)
 
 

@@ -2,6 +2,7 @@
 
 import _thread
 import signal
+import sys
 import threading
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import parvi
+from parvi.run.interrupts import noted_interrupts
 
 # The default without its bending: a third of the compilation.
 AFFINE = parvi.pfg(num_features=0)
@@ -136,7 +138,15 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.usefixtures("interruptible")
+@pytest.fixture(params=[False, True], ids=["kept", "in place"])
+def in_place(request, monkeypatch):
+    """Small particle sets as well as large ones, whose arrays are given away to each chunk."""
+    if request.param:
+        monkeypatch.setattr(sys.modules["parvi.run.sample"], "_LARGE", 0)
+    return request.param
+
+
+@pytest.mark.usefixtures("interruptible", "in_place")
 @pytest.mark.parametrize("throw", [True, False])
 def test_interrupt_keeps_what_was_reached(throw):
     sampler = parvi.Flow(parvi.SVGD(), parvi.Constant(1e-6))
@@ -158,6 +168,29 @@ def test_interrupt_keeps_what_was_reached(throw):
     assert 0 < result.num_steps < num_steps
     assert np.isfinite(result.particles).all()
     assert not np.array_equal(result.particles, begin())
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_the_first_interrupt_is_noted_and_the_second_raised():
+    with noted_interrupts() as interrupts:
+        assert not interrupts.came
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.came
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_in_place_gives_the_same_particles_and_leaves_the_start_alone(monkeypatch):
+    start = begin()
+    before = start.copy()
+    expected = parvi.sample(log_density, start, num_steps=20)
+    monkeypatch.setattr(sys.modules["parvi.run.sample"], "_LARGE", 0)
+    found = parvi.sample(log_density, start, num_steps=20)
+    np.testing.assert_allclose(found.particles, expected.particles, rtol=1e-5)
+    np.testing.assert_array_equal(start, before)
+    again = parvi.sample(log_density, start, num_steps=20)
+    np.testing.assert_array_equal(again.particles, found.particles)
 
 
 def test_minibatches_reach_the_full_posterior():

@@ -66,7 +66,7 @@ def _sampler(name, size, dim, num_rows):
     if name == "SGLD":
         # The curvature grows with the rows, and nothing here divides by it.
         return sgld(PolynomialDecay(np.float32(size * 100 / num_rows), offset=1.0))
-    solver = GradientDescent(_SGD, num_steps=5, warm_up=100, relative=True)
+    solver = GradientDescent(_SGD, num_steps=5, warm_up=100, relative="mean")
     return Flow(PFG(MLP(32), _preconditioner(name, dim), solver), Constant(size))
 
 

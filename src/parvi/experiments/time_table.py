@@ -41,6 +41,8 @@ def _run(setting):
         sampler = svgd(0.01)
     else:
         sampler = pfg_algorithm_1(1e-3, preconditioner=Identity())
+    # Seconds of compilation are shown: none of them may come from a disk.
+    jax.config.update("jax_enable_compilation_cache", False)
     num = setting["particles"]
     start = np.random.default_rng(0).normal(size=(num, target.layout.dim)).astype(np.float32)
     seconds, compiling = [], []

@@ -112,6 +112,22 @@ QUICK = Programs(
 )
 
 
+# Equinox donates all arrays of all arguments but the first.
+@_jit(donate="all-except-first")
+def _advance_in_place(rest, run):
+    key, sampler, target, rule, until, stops, capacity, sharding = rest
+    return _advance(key, run, sampler, target, rule, until, stops, capacity, sharding)
+
+
+def _in_place(key, run, sampler, target, rule, until, stops, capacity, sharding=None):
+    rest = key, sampler, target, rule, until, stops, capacity, sharding
+    return _advance_in_place(rest, run)
+
+
+# For so many particles that an array less counts: the carry is given away, and is gone after it.
+IN_PLACE = Programs(start, _in_place)
+
+
 @eqx.filter_jit
 def onward(
     run: Run, sampler: AbstractSampler, sharding: NamedSharding | None = None

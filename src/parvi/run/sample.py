@@ -12,9 +12,10 @@ from jaxtyping import PyTree
 
 from parvi.interface import AbstractSampler, Info
 from parvi.results.result import Result, Timing
-from parvi.run.advance import OPTIMISED, QUICK, Run, onward
+from parvi.run.advance import IN_PLACE, OPTIMISED, QUICK, Run, onward
 from parvi.run.effort import is_brief
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
+from parvi.run.interrupts import noted_interrupts
 from parvi.run.progress import Bar
 from parvi.run.sharding import gathered, particle_sharding, replicate, spread, spread_target
 from parvi.run.threads import single_blas_thread
@@ -27,6 +28,8 @@ from parvi.targets.target import AbstractTarget
 # and for Ctrl-C, seldom enough that dispatch costs nothing.
 _CAPACITY = 128
 _SECONDS_PER_CHUNK = 0.25
+# Particles of so many bytes are moved in place, without a second array to fall back on.
+_LARGE = 1 << 25
 
 
 def sample(
@@ -112,11 +115,12 @@ def sample(
             particles = spread(particles, sharding)
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
+        interrupts = stack.enter_context(noted_interrupts())
         stops = np.bool_(num_steps is None)
         # Handed over, not lent: a million particles need not be kept twice.
         handed = [particles]
         del particles
-        outcome = _drive(key_run, handed, sampler, target, limit, stops, bar, sharding)
+        outcome = _drive(key_run, handed, sampler, target, limit, stops, bar, sharding, interrupts)
         seconds = time.perf_counter() - began
         flat = gathered(outcome.run.state.particles, sharding)
         return _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw)
@@ -132,7 +136,7 @@ class _Outcome:
         self.compile_seconds = 0.0
 
 
-def _drive(key, handed, sampler, target, limit, stops, bar, sharding) -> _Outcome:
+def _drive(key, handed, sampler, target, limit, stops, bar, sharding, interrupts) -> _Outcome:
     particles = handed.pop()
     like = jax.ShapeDtypeStruct(particles.shape, particles.dtype)
     rule = sampler.stopping_rule
@@ -151,6 +155,8 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding) -> _Outcom
     done, chunk, compiles = 0, 1, True
     try:
         while done < limit and int(outcome.run.status) in (Status.RUNNING, Status.PAUSED):
+            if interrupts.came:
+                raise KeyboardInterrupt
             if int(outcome.run.status) == Status.PAUSED:
                 sampler, outcome.run = onward(outcome.run, sampler, sharding)
                 programs = _programs(sampler, like, target, sharding)
@@ -158,11 +164,8 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding) -> _Outcom
             # As arrays: a Python number would be part of the compiled program.
             until = np.int32(min(done + chunk, limit))
             before = time.perf_counter()
-            run, infos = jax.block_until_ready(
-                programs.advance(
-                    key, outcome.run, sampler, target, rule, until, stops, _CAPACITY, sharding
-                )
-            )
+            arguments = key, outcome.run, sampler, target, rule, until, stops, _CAPACITY, sharding
+            run, infos = jax.block_until_ready(programs.advance(*arguments))
             seconds = time.perf_counter() - before
             outcome.run, steps = run, int(run.state.step) - done
             outcome.infos.append(_first(infos, steps))
@@ -175,11 +178,16 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding) -> _Outcom
                 chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, _CAPACITY))
             done, compiles = done + steps, False
     except KeyboardInterrupt:
+        if outcome.run.state.particles.is_deleted():
+            # A second Ctrl-C, while large arrays were moved in place: asked for and given up.
+            raise
         outcome.interrupted = True
     return outcome
 
 
 def _programs(sampler, like, target, sharding):
+    if like.size * like.dtype.itemsize >= _LARGE:
+        return IN_PLACE
     brief = sharding is None and is_brief(sampler, target.full(), like)
     return QUICK if brief else OPTIMISED
 

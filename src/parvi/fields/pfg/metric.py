@@ -26,6 +26,17 @@ class AbstractMetric(eqx.Module):
         signs = jax.random.rademacher(jax.random.key(0), (8, like.shape[0]), like.dtype)
         return jnp.mean(signs * self.apply(signs))
 
+    def largest_eigenvalue(self, like: Float[Array, " d"]) -> Float[Array, ""]:
+        """By 16 steps of the power method: at least d^(-1/32) of it, and never more."""
+        first = jax.random.rademacher(jax.random.key(0), like.shape, like.dtype)
+
+        def multiply(_, vector):
+            vector = self.apply(vector)
+            return vector / jnp.linalg.norm(vector)
+
+        vector = jax.lax.fori_loop(0, 16, multiply, first / jnp.linalg.norm(first))
+        return vector @ self.apply(vector)
+
 
 class IdentityMetric(AbstractMetric):
     """H = I."""

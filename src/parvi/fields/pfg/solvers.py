@@ -1,7 +1,7 @@
 """Solvers: how the objective is minimised over the function class."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -175,8 +175,9 @@ class GradientDescent(AbstractSolver):
     patience
         With ``holdout``: inner steps without improvement after which the fit ends.
     relative
-        Divide the objective by the mean eigenvalue of H: a learning rate then means the same for
-        ten rows of data and for a million.
+        Divide the objective by the "mean" or the "largest" eigenvalue of H: a learning rate then
+        means the same for ten rows of data and for a million. The largest is the safe one where a
+        few coordinates have most of H; with the mean the others are fitted sooner.
     """
 
     optimizer: optax.GradientTransformation
@@ -185,7 +186,7 @@ class GradientDescent(AbstractSolver):
     batch_size: int | None = None
     holdout: float = 0.0
     patience: int = 5
-    relative: bool = False
+    relative: Literal["mean", "largest"] | None = None
 
     def __check_init__(self):
         if self.num_steps < 1 or self.warm_up < 0:
@@ -197,6 +198,8 @@ class GradientDescent(AbstractSolver):
             _check_holdout(self.holdout)
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
+        if self.relative not in (None, "mean", "largest"):
+            raise ValueError(f'relative must be None, "mean" or "largest", got {self.relative!r}.')
 
     def check(self, functions, regulariser, num, dim):
         if self.batch_size is not None and not 1 <= self.batch_size <= num:
@@ -212,7 +215,7 @@ class GradientDescent(AbstractSolver):
     def solve(self, key, problem, memory):
         key_split, key_loop = jax.random.split(key)
         num_steps = jnp.where(memory.started, self.num_steps, self.num_steps + self.warm_up)
-        scale = problem.metric.mean_eigenvalue(problem.scores[0]) if self.relative else 1.0
+        scale = self._scale(problem)
         if self.holdout > 0:
             train, held_out = _split(key_split, problem, self.holdout)
             trainable, optimizer, done = self._early_stopped(
@@ -230,6 +233,13 @@ class GradientDescent(AbstractSolver):
             extra = {}
         parameters = Parameters(memory.parameters.frozen, trainable)
         return parameters, DescentMemory(parameters, optimizer, jnp.ones((), bool)), extra
+
+    def _scale(self, problem):
+        if self.relative is None:
+            return 1.0
+        if self.relative == "mean":
+            return problem.metric.mean_eigenvalue(problem.scores[0])
+        return problem.metric.largest_eigenvalue(problem.scores[0])
 
     def _descend(self, key, problem, scale, memory, trainable, optimizer):
         key_batch, key_loss = jax.random.split(key)

@@ -1,0 +1,50 @@
+"""What the experiments on Bayesian neural networks share: falling steps, and PFG for networks."""
+
+import functools
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from parvi.fields.frame import Standardised
+from parvi.fields.pfg.field import PFG
+from parvi.fields.pfg.functions import MLP
+from parvi.fields.pfg.preconditioners import AbstractPreconditioner
+from parvi.fields.pfg.solvers import GradientDescent
+from parvi.interface import AbstractField
+from parvi.samplers.flow import Flow
+from parvi.samplers.steppers import Optax
+
+_SGD = optax.sgd(1e-2, momentum=0.9)
+
+
+class Falling(eqx.Module):
+    """eta_t = eta (1 - t / T): one schedule for all methods."""
+
+    first: np.floating
+    steps: int
+
+    def __call__(self, step):
+        return jnp.asarray(self.first * (1 - step / self.steps), np.float32)
+
+
+@functools.cache
+def _adam(steps):
+    schedule = optax.scale_by_schedule(Falling(np.float32(1.0), steps))
+    return optax.chain(optax.adam(1.0, b1=0.0), schedule)
+
+
+def falling_adam(field: AbstractField, size: np.floating, steps: int) -> Flow:
+    """The field with the steps of Adam without momentum, falling to zero at the last."""
+    return Flow(field, Optax(_adam(steps), size))
+
+
+def network_pfg(preconditioner: AbstractPreconditioner) -> AbstractField:
+    """A network of 32 units and a scaling of each coordinate, on the standardised particles.
+
+    With few particles in many dimensions each must follow its own gradient (base shift 1): the
+    network is left with what drives them apart.
+    """
+    solver = GradientDescent(_SGD, num_steps=1, warm_up=100, relative="largest")
+    return Standardised(PFG(MLP(32, scaling=True), preconditioner, solver, base_shift=1.0))

@@ -1,0 +1,61 @@
+"""Compiled programs on disk: the second process finds them."""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import jax, jax.numpy as jnp
+from parvi.run.compiled import keep_compiled
+folder = keep_compiled()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((7, 7))).block_until_ready()
+print(folder)
+"""
+
+
+def run(tmp_path, **settings):
+    # The suite itself keeps nothing.
+    inherited = {k: v for k, v in os.environ.items() if k != "JAX_ENABLE_COMPILATION_CACHE"}
+    own = {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    env = inherited | own | settings
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def programs(tmp_path):
+    return sorted(path.name for path in tmp_path.rglob("*-cache"))
+
+
+def test_a_second_process_finds_what_the_first_compiled(tmp_path):
+    folder = run(tmp_path)
+    assert folder.startswith(str(tmp_path))
+    kept = programs(tmp_path)
+    assert kept
+    run(tmp_path)
+    assert programs(tmp_path) == kept
+
+
+def test_the_users_own_settings_come_first(tmp_path):
+    assert run(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false") == "None"
+    assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own")) == "None"
+    assert not (tmp_path / "parvi").exists()
+
+
+def test_the_command_says_nothing_of_what_it_finds(tmp_path):
+    """XLA would, on standard error; ``parvi_command`` sets its level before JAX is there."""
+    script = """
+import os, sys
+import parvi_command
+assert "jax" not in sys.modules
+sys.argv = ["parvi", "--version"]
+try:
+    parvi_command.main()
+finally:
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+"""
+    env = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
+    subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True)
