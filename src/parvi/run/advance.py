@@ -152,7 +152,7 @@ def _judged(run: Run, state: State, info: Info, rule, stops) -> Run:
         [Status.NONFINITE, info.status, Status.DIVERGED, Status.CONVERGED],
         Status.RUNNING,
     )
-    kept = jax.tree_util.tree_map(lambda new, old: jnp.where(finite, new, old), state, run.state)
-    # The step is counted also where its particles are thrown away: it is in the history.
-    kept = kept._replace(step=state.step)
+    # The step is counted also where its particles are thrown away: it is in the history. What the
+    # sampler remembers of it is of no use after it, and not worth a copy at every step.
+    kept = state._replace(particles=jnp.where(finite, state.particles, run.state.particles))
     return Run(kept, status.astype(jnp.int32), memory, settled, run.bound)

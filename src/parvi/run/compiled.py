@@ -1,6 +1,7 @@
 """Compiled programs kept on disk, for the command line."""
 
 import pathlib
+from typing import Any
 
 import jax
 import platformdirs
@@ -12,8 +13,10 @@ def keep_compiled() -> pathlib.Path | None:
     JAX's own settings come first: a ``JAX_COMPILATION_CACHE_DIR`` of the user's is left alone, and
     with ``JAX_ENABLE_COMPILATION_CACHE=false`` nothing is kept. Returns the folder, or None.
     """
-    if jax.config.jax_compilation_cache_dir or not jax.config.jax_enable_compilation_cache:
+    # Its settings are attributes that JAX adds as it goes; its types do not know them.
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return None
     folder = platformdirs.user_cache_path("parvi") / "compiled"
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    settings.update("jax_compilation_cache_dir", str(folder))
     return folder

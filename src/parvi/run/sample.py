@@ -115,12 +115,15 @@ def sample(
             particles = spread(particles, sharding)
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
-        interrupts = stack.enter_context(noted_interrupts())
         stops = np.bool_(num_steps is None)
         # Handed over, not lent: a million particles need not be kept twice.
         handed = [particles]
         del particles
-        outcome = _drive(key_run, handed, sampler, target, limit, stops, bar, sharding, interrupts)
+        with noted_interrupts() as interrupts:
+            outcome = _drive(
+                key_run, handed, sampler, target, limit, stops, bar, sharding, interrupts
+            )
+        outcome.interrupted |= interrupts.came
         seconds = time.perf_counter() - began
         flat = gathered(outcome.run.state.particles, sharding)
         return _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw)
@@ -156,7 +159,7 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding, interrupts
     try:
         while done < limit and int(outcome.run.status) in (Status.RUNNING, Status.PAUSED):
             if interrupts.came:
-                raise KeyboardInterrupt
+                break
             if int(outcome.run.status) == Status.PAUSED:
                 sampler, outcome.run = onward(outcome.run, sampler, sharding)
                 programs = _programs(sampler, like, target, sharding)

@@ -52,7 +52,14 @@ from parvi.fields.pfg.metric import DenseMetric
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
 from parvi.samplers import flights, streams
 from parvi.samplers.flights import Flight
-from parvi.samplers.phases import MIN_STEP, SURE, Control, Phases, shortened, where
+from parvi.samplers.phases import (
+    Control,
+    Phases,
+    at_the_floor,
+    shortened,
+    status_after,
+    where,
+)
 from parvi.samplers.rounds import Found, Rounds
 from parvi.samplers.stopping import AtRest
 from parvi.status import Status
@@ -202,10 +209,7 @@ class AffineThenBend(AbstractSampler):
         )
         frame, descent, excess = found.round.frame, found.descent, found.excess
 
-        # A fresh excess that is below 1 and falls no more: what is left is the features' noise.
-        floor = control.fresh & (control.beta >= 1) & (excess < 1)
-        floor = floor & (excess > self.gain * control.excess)
-        at_floor = floor & ((excess < SURE) | control.hesitated)
+        floor, at_floor = at_the_floor(control, excess, self.gain)
         # Clumps are looked for after the transitions: before them a few particles in a thin part
         # are easily taken for one.
         clumped = self._clumped(at_floor & ~control.tempered, x, scores, frame)
@@ -254,9 +258,7 @@ class AffineThenBend(AbstractSampler):
             new_control = where(takes_off, self.phases.taking_off(new_control), new_control)
         if self.rounds.bends(x):
             new_control = where(control.rested, control, new_control._replace(rested=at_rest))
-        failure = jnp.where(proposed.finite, Status.STALLED, Status.NONFINITE)
-        stalled = control.affine & (new_control.step_size < MIN_STEP)
-        status = jnp.where(stalled, failure, Status.RUNNING)
+        status = status_after(control, new_control, proposed.finite)
         if not self.late:
             status = jnp.where(pauses, Status.PAUSED, status)
         info = Info(

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from parvi.samplers import flights
+from parvi.status import Status
 
 _MAX_AFFINE_STEP = 0.5
 _MAX_BENT_STEP = 2.0
 _FIRST_BETA = 0.01
-MIN_STEP = 1e-8
+_MIN_STEP = 1e-8
 # A fresh excess that no longer falls is believed at once below this, else the second time.
-SURE = 0.6
+_SURE = 0.6
 # Steps of a round at least: a first step may fall far on its own features alone.
 _MIN_AGE = 3
 # Steps of a tempered round at most: the next one has another target.
@@ -164,3 +165,19 @@ def shortened(descent, control):
     length = control.step_size * jnp.max(jnp.sqrt(jnp.mean(descent.values**2, axis=0)))
     factor = jnp.minimum(1.0, control.radius / jnp.where(length > 0, length, 1.0))
     return control.step_size * factor * descent.values, factor < 1
+
+
+def at_the_floor(control, excess, gain):
+    """Whether all that is left is the features' noise: perhaps, and surely.
+
+    A fresh excess below 1 that falls no more; surely where it is far below, or a second time.
+    """
+    floor = control.fresh & (control.beta >= 1) & (excess < 1) & (excess > gain * control.excess)
+    return floor, floor & ((excess < _SURE) | control.hesitated)
+
+
+def status_after(control, new, finite):
+    """Running, or the failure of an affine step that cannot be made any shorter."""
+    failure = jnp.where(finite, Status.STALLED, Status.NONFINITE)
+    stalled = control.affine & (new.step_size < _MIN_STEP)
+    return jnp.where(stalled, failure, Status.RUNNING)

@@ -24,9 +24,8 @@ from parvi.fields.pfg.excess import stein_noise
 from parvi.fields.pfg.functions import RandomFeatures
 from parvi.fields.pfg.metric import DenseMetric
 from parvi.interface import Info, State
-from parvi.samplers.phases import MIN_STEP, SURE, Control, Phases, where
+from parvi.samplers.phases import Control, Phases, at_the_floor, status_after, where
 from parvi.samplers.rounds import Round, Rounds, clipped, median, norms
-from parvi.status import Status
 
 # Particles in a block, and from how many on they are streamed.
 _BLOCK = 8192
@@ -98,8 +97,7 @@ class Streams(eqx.Module):
         weights = self._weights(current, sums, control.affine)
         merit = _along(weights, current, sums)
 
-        floor = control.fresh & (excess < 1) & (excess > self.gain * control.excess)
-        at_floor = floor & ((excess < SURE) | control.hesitated)
+        floor, at_floor = at_the_floor(control, excess, self.gain)
         rested = control.rested | at_floor
 
         length = jnp.sqrt(jnp.max(jnp.sum((weights @ sums.gram) * weights, axis=1)))
@@ -125,10 +123,8 @@ class Streams(eqx.Module):
         )
         new = new._replace(hesitated=control.hesitated | floor, rested=rested)
         new = where(control.rested, control, new)
-        stalled = control.affine & (new.step_size < MIN_STEP)
-        failure = jnp.where(proposed.finite, Status.STALLED, Status.NONFINITE)
         info = Info(
-            status=jnp.where(stalled, failure, Status.RUNNING).astype(jnp.int32),
+            status=status_after(control, new, proposed.finite).astype(jnp.int32),
             kl_rate=-merit,
             stein_ratio=-jnp.trace(sums.target[:, 1 : dim + 1]) / dim,
             step_size=control.step_size,
