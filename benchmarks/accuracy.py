@@ -11,7 +11,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpyro.diagnostics import effective_sample_size
 from rich.console import Console
 from rich.table import Table
 
@@ -85,6 +84,8 @@ def _once(peer, target, truth):
 
 def _chain(peer, target, truth):
     """Cold at every length, as a user would have it who knew the length."""
+    from numpyro.diagnostics import effective_sample_size
+
     num_draws = NUM // 4
     while True:
         jax.clear_caches()

@@ -3,18 +3,19 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import parvi
-from benchmarks import record
+from benchmarks import peers, record
 from benchmarks.problems import sonar_shaped, start
 from benchmarks.stepping import time_steps
 from benchmarks.timing import timed
 from parvi.interface import Cloud
 from parvi.run.threads import single_blas_thread
 
-COUNTS = (100, 1000, 10_000, 100_000)
+COUNTS = (5, 100, 1000, 2000, 10_000, 100_000)
 _WIDTH, _INNER, _STEPS = 32, 5, 10
 
 
@@ -84,4 +85,25 @@ def _one(target, particles):
             "fit": timed(fit, cloud, memory).seconds / _STEPS,
             "products": timed(products, x, small["W1"], small["W2"]).seconds / _STEPS,
         }
+    if peers.has_torch():
+        times["torch_products"] = _torch_products(particles, dict(small))
     return times | {"rest": max(step - times["score"] - times["fit"], 0.0)}
+
+
+def _torch_products(particles, weights):
+    """The same products by PyTorch."""
+    import torch
+
+    x = torch.tensor(particles)
+    first, second = (torch.tensor(np.asarray(weights[name])) for name in ("W1", "W2"))
+
+    def products():
+        w1, w2 = first, second
+        for _ in range(_STEPS * _INNER):
+            hidden = x @ w1.T
+            values = hidden @ w2.T
+            back = values @ w2
+            w2 = w2 + 1e-9 * (values.T @ hidden)
+            w1 = w1 + 1e-9 * (back.T @ x)
+
+    return timed(products).seconds / _STEPS

@@ -45,5 +45,33 @@ def test_ratios_are_met_or_missed(figures):
     assert exponent.met
 
 
+def test_memory_is_what_grows_with_the_particles(figures):
+    rows = {"500000": {"peak": 900, "array": 100}, "1000000": {"peak": 1300, "array": 200}}
+    one = {"import": 1.0, "sample": 2.0, "steps": 20}
+    figures("cold", {"cold": [one], "cached": [one], "memory": {"PFG (default)": rows}})
+    found = {verdict.target: verdict for verdict in targets.verdicts()}
+    memory = found["memory of 1 000 000 particles, PFG (default)"]
+    assert memory.measured.startswith("4.0 ")
+    assert memory.met
+    assert found["first result of a cold parvi.sample, 10-d"].met
+
+
+def test_sooner_is_not_enough_where_the_particles_are_worse(figures):
+    nuts = {"cold": 50.0, "again": 40.0, "energy_ratio": 0.9}
+    good = {"cold": 4.0, "again": 0.5, "energy_ratio": 0.5}
+    figures(
+        "accuracy",
+        {
+            "166": {"PFG (default)": good, "NumPyro NUTS": nuts},
+            "1000": {"PFG (default)": good | {"energy_ratio": 1.2}, "NumPyro NUTS": nuts},
+        },
+    )
+    first, second = targets.verdicts()
+    assert first.met
+    assert second.met is False
+    (text,) = [line for line in targets._reasons([first, second]) if line.startswith("**")]
+    assert "166 rows: 80x" in text
+
+
 def test_nothing_measured_is_nothing_claimed(figures):
     assert targets.verdicts() == []
