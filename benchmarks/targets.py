@@ -208,6 +208,11 @@ def _reasons(found):
             "compiler at its least effort (docs/decisions/0011); with the programs on disk it is "
             f"{cached:.2f} s, which is tracing."
         )
+    if any(target == f"memory of 1 000 000 particles, {_OURS}" for target in missed):
+        lines.append(
+            "**Memory of Algorithm 1.** It takes the scores of all particles at once, 166 margins "
+            "for each; only the default streams them in blocks (docs/decisions/0012)."
+        )
     if not lines:
         return []
     return ["## Why some are missed", "", *(part for line in lines for part in (line, ""))]

@@ -140,8 +140,10 @@ def onward(
 
 def _judged(run: Run, state: State, info: Info, rule, stops) -> Run:
     """The new carry: the old particles where the new ones are not finite, and the status."""
-    finite = jnp.all(jnp.isfinite(state.particles))
-    within = jnp.max(jnp.abs(state.particles)) <= run.bound
+    # In this form nothing of the particles' size is made; NaN and infinity come through.
+    largest = jnp.maximum(jnp.max(state.particles), -jnp.min(state.particles))
+    finite = jnp.isfinite(largest)
+    within = largest <= run.bound
     settled, memory = rule.update(info, run.rule)
     # A step that paused is no step.
     paused = info.status == Status.PAUSED
