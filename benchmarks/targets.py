@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks import record
-from benchmarks.accuracy import NUTS, OURS
+from benchmarks.accuracy import OURS
 from benchmarks.cold import arrays, constant
 from benchmarks.scaling import BATCHED
 
@@ -92,14 +92,19 @@ def verdicts() -> list[Verdict]:
 
 
 def _sooner(rows, found) -> Verdict:
-    ours, nuts = found[OURS], found[NUTS]
-    ratio = nuts["cold"] / ours["cold"]
+    ours = found[OURS]
+    ratio = _fastest_nuts(found, "cold") / ours["cold"]
     return Verdict(
         f"time to accuracy against NUTS, cold, {rows} rows",
         "at least 10x, energy ratio below 1",
         f"{ratio:.1f}x, energy ratio {ours['energy_ratio']:.2f}",
         bool(ratio >= 10 and ours["energy_ratio"] < 1),
     )
+
+
+def _fastest_nuts(found, which) -> float:
+    """Of those that were run: the peer to beat is the best of them."""
+    return min(row[which] for name, row in found.items() if name.endswith("NUTS"))
 
 
 def _exponent(scaling, name) -> Verdict:
@@ -260,12 +265,14 @@ def _why_exponent(scaling):
 
 def _why_accuracy(accuracy):
     each = [
-        f"{rows} rows: {row[NUTS]['again'] / row[OURS]['again']:.0f}x"
+        f"{rows} rows: {_fastest_nuts(row, 'again') / row[OURS]['again']:.1f}x"
         for rows, row in accuracy.items()
     ]
     return (
-        "**Time to accuracy.** With few rows our seconds are compilation, and NUTS compiles in "
-        "about the same; without compilation on both sides: " + ", ".join(each) + "."
+        "**Time to accuracy.** With up to 10 000 rows our seconds are compilation, and those of "
+        "NUTS mostly too. Without it on either side, against the faster NUTS: "
+        + ", ".join(each)
+        + "."
     )
 
 
@@ -290,12 +297,14 @@ def _plot(scaling) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    names = list(dict.fromkeys(name for rows in scaling.values() for name in rows))
+    colours = {name: f"C{i}" for i, name in enumerate(names)}
     labels = ("particles (d = 61)", "dimensions (100 particles)")
     for axis, what, label in zip(axes, ("particles", "dimensions"), labels, strict=True):
         for name, row in scaling[what].items():
             counts = [int(count) for count in row]
             seconds = [one["seconds"] for one in row.values()]
-            axis.loglog(counts, seconds, marker="o", label=name)
+            axis.loglog(counts, seconds, marker="o", label=name, color=colours[name])
         axis.set_xlabel(label)
         axis.set_ylabel("seconds for 1000 steps")
     axes[0].legend(fontsize=8)

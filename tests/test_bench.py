@@ -70,7 +70,7 @@ def test_sooner_is_not_enough_where_the_particles_are_worse(figures):
     assert first.met
     assert second.met is False
     (text,) = [line for line in targets._reasons([first, second]) if line.startswith("**")]
-    assert "166 rows: 80x" in text
+    assert "166 rows: 80.0x" in text
 
 
 def test_nothing_measured_is_nothing_claimed(figures):
