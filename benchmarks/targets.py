@@ -211,7 +211,7 @@ def _reasons(found):
         lines.append(
             "**First result.** Nearly all of it is tracing and compiling the default, with the "
             "compiler at its least effort (docs/decisions/0011); with the programs on disk it is "
-            f"{cached:.2f} s, which is tracing."
+            f"{cached:.2f} s."
         )
     if any(target == f"memory of 1 000 000 particles, {_OURS}" for target in missed):
         lines.append(

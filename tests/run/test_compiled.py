@@ -14,13 +14,13 @@ print(folder)
 """
 
 
-def run(tmp_path, **settings):
+def run(tmp_path, script=SCRIPT, **settings):
     # The suite itself keeps nothing.
     inherited = {k: v for k, v in os.environ.items() if k != "JAX_ENABLE_COMPILATION_CACHE"}
     own = {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"}
     env = inherited | own | settings
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
     )
     assert done.stderr == ""
     return done.stdout.strip()
@@ -58,4 +58,28 @@ finally:
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 """
     env = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
-    subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("parvi ")
+
+
+AROUND = """
+import os, jax, jax.numpy as jnp
+from parvi.run.compiled import keep_compiled, nothing_from_disk
+folder = keep_compiled()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.jit(lambda x: x @ x)(jnp.ones((5, 5))).block_until_ready()
+first = len(os.listdir(folder))
+with nothing_from_disk():
+    jax.jit(lambda x: x @ x + 1)(jnp.ones((6, 6))).block_until_ready()
+inside = len(os.listdir(folder))
+jax.jit(lambda x: x @ x + 2)(jnp.ones((7, 7))).block_until_ready()
+print(first, inside, len(os.listdir(folder)))
+"""
+
+
+def test_nothing_from_disk_is_for_a_while(tmp_path):
+    first, inside, after = map(int, run(tmp_path, AROUND).split())
+    assert 0 < first == inside < after

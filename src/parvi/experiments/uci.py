@@ -265,11 +265,10 @@ _PROTOCOLS = {
         "priors without the Jacobian, the log-likelihood of the mean prediction with the mean "
         "precision. Otherwise as above, with "
         f"{_NUM_STEPS['paper']} steps for every method: the precision of the noise starts far off "
-        "on targets of this size, and settles late. Where PFG is below in log-likelihood, the "
-        "cause is that all particles start with one precision and their first steps are the same: "
-        "standardised by a spread that is next to nothing the precision hardly moves (Boston and "
-        "Energy, split 0: log precision -0.01 in all particles after 4000 steps, from 0; pSGLD's "
-        "on Boston are from -2.3 to -1.8). Its predictions are none the worse.\n\n"
+        "on targets of this size, and settles late. Where PFG is below in log-likelihood, its "
+        "precisions have hardly left their start (looked at on Boston and Energy). The likely "
+        "cause: all particles start with the same one and their first steps are the same, so that "
+        "they are standardised by a spread next to nothing.\n\n"
     ),
 }
 

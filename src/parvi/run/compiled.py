@@ -1,10 +1,13 @@
 """Compiled programs kept on disk, for the command line."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import platformdirs
+from jax.experimental.compilation_cache import compilation_cache
 
 
 def keep_compiled() -> pathlib.Path | None:
@@ -20,3 +23,18 @@ def keep_compiled() -> pathlib.Path | None:
     folder = platformdirs.user_cache_path("parvi") / "compiled"
     settings.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+@contextlib.contextmanager
+def nothing_from_disk() -> Iterator[None]:
+    """Compile everything anew, whatever is kept."""
+    settings: Any = jax.config
+    before = settings.jax_enable_compilation_cache
+    settings.update("jax_enable_compilation_cache", False)
+    # JAX asks for the setting once and remembers the answer until this.
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        settings.update("jax_enable_compilation_cache", before)
+        compilation_cache.reset_cache()

@@ -28,7 +28,8 @@ from parvi.targets.target import AbstractTarget
 # and for Ctrl-C, seldom enough that dispatch costs nothing.
 _CAPACITY = 128
 _SECONDS_PER_CHUNK = 0.25
-# Particles of so many bytes are moved in place, without a second array to fall back on.
+# Particles of so many bytes (32 MB: about where the default begins to stream them) are moved in
+# place, without a second array to fall back on.
 _LARGE = 1 << 25
 
 

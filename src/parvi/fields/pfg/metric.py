@@ -27,7 +27,7 @@ class AbstractMetric(eqx.Module):
         return jnp.mean(signs * self.apply(signs))
 
     def largest_eigenvalue(self, like: Float[Array, " d"]) -> Float[Array, ""]:
-        """By 16 steps of the power method: at least d^(-1/32) of it, and never more."""
+        """By 16 steps of the power method: never more; of a diagonal H at least d^(-1/32) of it."""
         first = jax.random.rademacher(jax.random.key(0), like.shape, like.dtype)
 
         def multiply(_, vector):
