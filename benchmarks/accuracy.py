@@ -2,10 +2,14 @@
 
 Ours: seconds of ``parvi.sample`` with its defaults from N(0, I). Chains (NUTS, MCLMC): with as many
 draws as their smallest effective sample size needs to be n. Pathfinder and ADVI: as their users run
-them. Quality: the energy distance of n of the draws, evenly out of all, to a long reference over
-that of as many independent draws (below 1: better than those).
+them. Each in a process of its own. Quality: the energy distance of n of the draws, evenly out of
+all, to a long reference over that of as many independent draws (below 1: better than those).
 """
 
+import json
+import pathlib
+import sys
+import tempfile
 import time
 
 import jax
@@ -15,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import parvi
-from benchmarks import peers, record
+from benchmarks import children, peers, record
 from benchmarks.problems import sonar_shaped, start
 from parvi.results.metrics import energy_distance
 
@@ -39,31 +43,46 @@ _REFERENCE = 8000
 def main(console: Console) -> None:
     figures: dict[str, dict[str, dict]] = {}
     for rows in ROWS:
-        target = sonar_shaped(rows)
-        truth = _reference(target, rows)
         table = Table(title=f"{rows} rows, d = 61, {NUM} particles or effective draws")
-        for column in ("", "s, cold", "s, again", "energy ratio", "smallest ESS"):
+        for column in ("", "s, cold", "s, again", "energy ratio", "smallest ESS", "peak MB"):
             table.add_column(column, justify="right")
         found = figures.setdefault(str(rows), {})
-        for name, method in _methods(rows).items():
-            jax.clear_caches()
-            found[name] = method(target, truth)
-            row = found[name]
-            size = f"{row['ess']:.0f}" if "ess" in row else ""
-            texts = f"{row['cold']:.2f}", f"{row['again']:.2f}", f"{row['energy_ratio']:.2f}", size
-            table.add_row(name, *texts)
+        with tempfile.TemporaryDirectory() as folder:
+            truth = pathlib.Path(folder) / "truth.npy"
+            np.save(truth, _reference(sonar_shaped(rows), rows))
+            for name in (OURS, *_CHAINS, *_OTHERS):
+                if name in _CHAINS and name != NUTS and rows > _MANY_ROWS:
+                    continue
+                found[name] = row = _measured(name, rows, truth)
+                size = f"{row['ess']:.0f}" if "ess" in row else ""
+                numbers = f"{row['cold']:.2f}", f"{row['again']:.2f}", f"{row['energy_ratio']:.2f}"
+                table.add_row(name, *numbers, size, f"{row['peak'] / 1e6:.0f}")
         console.print(table)
         record.save("accuracy", figures)
 
 
-def _methods(rows):
-    found = {OURS: _ours}
-    for name, peer in _CHAINS.items():
-        if rows <= _MANY_ROWS or name == NUTS:
-            found[name] = lambda target, truth, peer=peer: _chain(peer, target, truth)
-    for name, peer in _OTHERS.items():
-        found[name] = lambda target, truth, peer=peer: _once(peer, target, truth)
-    return found
+def _measured(name, rows, truth):
+    script = "from benchmarks.accuracy import child; child()"
+    num_draws = NUM // 4
+    while True:
+        row = children.run(script, name, str(rows), str(truth), str(num_draws))
+        if "again" in row:
+            return row
+        num_draws = int(num_draws * np.clip(1.2 * NUM / row["ess"], 1.2, 8))
+
+
+def child() -> None:
+    """What a process of its own does: method, rows, reference and draws are its arguments."""
+    name, rows, truth, num_draws = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    target, reference = sonar_shaped(rows), np.load(truth)
+    if name == OURS:
+        row = _ours(target, reference)
+    elif name in _CHAINS:
+        row = _chain(_CHAINS[name], target, reference, num_draws)
+    else:
+        run = _OTHERS[name](target, start(NUM), NUM)
+        row = _timed(lambda: run()[0], reference)
+    print(json.dumps(row | {"peak": children.peak_bytes()}))
 
 
 def _ours(target, truth):
@@ -77,31 +96,22 @@ def _ours(target, truth):
     return row | {"steps": results[-1].num_steps, "status": results[-1].status.name}
 
 
-def _once(peer, target, truth):
-    run = peer(target, start(NUM), NUM)
-    return _timed(lambda: run()[0], truth)
-
-
-def _chain(peer, target, truth):
-    """Cold at every length, as a user would have it who knew the length."""
+def _chain(peer, target, truth, num_draws):
+    """As a user would have it who knew the length; not repeated where that was too short."""
     from numpyro.diagnostics import effective_sample_size
 
-    num_draws = NUM // 4
-    while True:
-        jax.clear_caches()
-        run = peer(target, start(NUM), num_draws)
-        began = time.perf_counter()
-        draws = run()
-        cold = time.perf_counter() - began
-        size = float(np.min(effective_sample_size(draws)))
-        if size >= NUM or cold > _LIMIT or not np.isfinite(size):
-            break
-        num_draws = int(num_draws * np.clip(1.2 * NUM / size, 1.2, 8))
+    run = peer(target, start(NUM), num_draws)
+    began = time.perf_counter()
+    draws = run()
+    cold = time.perf_counter() - began
+    size = float(np.min(effective_sample_size(draws)))
+    row = {"cold": cold, "ess": size, "draws": draws.shape[0] * draws.shape[1]}
+    if size < NUM and cold <= _LIMIT and np.isfinite(size):
+        return row
     began = time.perf_counter()
     run()
     again = time.perf_counter() - began
-    row = {"cold": cold, "again": again, "energy_ratio": _quality(draws, truth)}
-    return row | {"ess": size, "draws": draws.shape[0] * draws.shape[1]}
+    return row | {"again": again, "energy_ratio": _quality(draws, truth)}
 
 
 def _timed(run, truth):

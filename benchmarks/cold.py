@@ -1,16 +1,11 @@
 """The first result of a new process; peak memory for very many particles and dimensions."""
 
-import json
-import os
-import pathlib
-import re
-import subprocess
-import sys
 import tempfile
 
 from rich.console import Console
 
 from benchmarks import record
+from benchmarks.children import run
 
 _SMALL = """
 import time
@@ -28,7 +23,7 @@ print(json.dumps({"import": imported - began, "sample": done - imported, "steps"
 _LARGE = """
 import json, sys
 import numpy as np, parvi
-from benchmarks.cold import peak_bytes
+from benchmarks.children import peak_bytes
 from benchmarks.problems import sonar_shaped
 num = int(sys.argv[1])
 samplers = {
@@ -49,7 +44,7 @@ _LARGE_METHODS = ("PFG (default)", "PFG Algorithm 1")
 _WIDE = """
 import json
 import jax, numpy as np, parvi
-from benchmarks.cold import peak_bytes
+from benchmarks.children import peak_bytes
 from parvi.models.neural_network import initial_networks, network_classification
 rng = np.random.default_rng(0)
 features = rng.random((10_000, 784), dtype=np.float32)
@@ -67,18 +62,17 @@ print(json.dumps({"peak": peak, "dim": dim, "steps": run.num_steps, "step_second
 
 
 def main(console: Console) -> None:
-    figures = {"cold": [_run(_SMALL) for _ in range(3)]}
+    figures = {"cold": [run(_SMALL) for _ in range(5)]}
     with tempfile.TemporaryDirectory() as folder:
         cache = {
             "JAX_COMPILATION_CACHE_DIR": folder,
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         }
-        figures["cached"] = [_run(_SMALL, cache) for _ in range(3)][1:]
+        figures["cached"] = [run(_SMALL, env=cache) for _ in range(4)][1:]
     figures["memory"] = {
-        name: {str(num): _run(_LARGE, {}, str(num), name) for num in LARGE_COUNTS}
-        for name in _LARGE_METHODS
+        name: {str(num): _middle(num, name) for num in LARGE_COUNTS} for name in _LARGE_METHODS
     }
-    figures["wide"] = _run(_WIDE)
+    figures["wide"] = run(_WIDE)
     record.save("cold", figures)
     for name in ("cold", "cached"):
         middle = sorted(figures[name], key=lambda row: row["sample"])[len(figures[name]) // 2]
@@ -100,15 +94,9 @@ def main(console: Console) -> None:
     )
 
 
-def peak_bytes() -> int:
-    """The most memory this process had: not ``getrusage``, which begins with its parent's."""
-    path = pathlib.Path("/proc/self/status")
-    if path.exists():
-        return int(re.search(r"VmHWM:\s*(\d+) kB", path.read_text())[1]) * 1024
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+def _middle(num, name):
+    """Of three: what compilers and allocators take differs from one process to the next."""
+    return sorted((run(_LARGE, str(num), name) for _ in range(3)), key=lambda row: row["peak"])[1]
 
 
 def arrays(rows: dict) -> float:
@@ -121,13 +109,3 @@ def constant(rows: dict) -> float:
     """Bytes that do not grow with the number of particles."""
     large = rows[str(LARGE_COUNTS[1])]
     return large["peak"] - arrays(rows) * large["array"]
-
-
-def _run(script, env=None, *arguments):
-    words = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(
-        words, env=os.environ | (env or {}), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    return json.loads(done.stdout.strip().splitlines()[-1])

@@ -28,6 +28,11 @@ def load(name: str) -> Any:
     return json.loads(path.read_text())["figures"] if path.exists() else None
 
 
+def cores() -> list[int]:
+    """Of the machines on which the figures were measured."""
+    return sorted({json.loads(path.read_text())["cores"] for path in FOLDER.glob("*.json")})
+
+
 def _cores() -> int:
     import os
 

@@ -1,17 +1,20 @@
 """Time of 1000 steps against the number of particles and of dimensions, ours and the peers'.
 
 Each is timed over as many steps as fit into a few seconds, after compilation, and scaled to 1000;
-one that would need more than a minute for its timed steps is left out, and all larger ones.
+one that would need more than a minute for its timed steps is left out, and all larger ones. Every
+one has a process of its own, whose peak memory is kept beside the time.
 """
 
 import functools
+import json
+import sys
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 import parvi
-from benchmarks import peers, record
+from benchmarks import children, peers, record
 from benchmarks.problems import sonar_shaped, start
 from benchmarks.stepping import time_steps
 from benchmarks.timing import Timed
@@ -52,6 +55,18 @@ def _ours(sampler, target, particles, num_steps) -> Timed:
     return time_steps(sampler, target, particles, num_steps, repeats=3)
 
 
+def child() -> None:
+    """What a process of its own does: method, n and d are its arguments."""
+    name, num, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    found = _adaptive(methods()[name], sonar_shaped(dim=dim), start(num, dim))
+    print(json.dumps(found and found | {"peak": children.peak_bytes()}))
+
+
+def _measured(name, num, dim) -> dict | None:
+    script = "from benchmarks.scaling import child; child()"
+    return children.run(script, name, str(num), str(dim))
+
+
 def _adaptive(method, target, particles) -> dict | None:
     """Seconds of 1000 steps; None where a single one is too long."""
     steps = 2
@@ -70,24 +85,24 @@ def _adaptive(method, target, particles) -> dict | None:
 
 def main(console: Console) -> None:
     figures: dict[str, dict[str, dict]] = {"particles": {}, "dimensions": {}}
-    for name, method in methods().items():
+    for name in methods():
         rows = figures["particles"].setdefault(name, {})
         for n in COUNTS:
             if name == BATCHED and n < 1000:
                 continue
             if n > _MOST.get(name, n):
                 break
-            found = _adaptive(method, sonar_shaped(), start(n))
+            found = _measured(name, n, 61)
             if found is None:
                 break
             rows[str(n)] = found
         _show(console, name, "n", rows)
-    for name, method in methods().items():
+    for name in methods():
         if name == BATCHED:
             continue
         rows = figures["dimensions"].setdefault(name, {})
         for dim in DIMS:
-            found = _adaptive(method, sonar_shaped(dim=dim), start(100, dim))
+            found = _measured(name, 100, dim)
             if found is None:
                 break
             rows[str(dim)] = found

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from benchmarks import record
+from benchmarks import million, record
 from benchmarks.accuracy import OURS
 from benchmarks.cold import arrays, constant
 from benchmarks.scaling import BATCHED
@@ -53,6 +53,8 @@ def verdicts() -> list[Verdict]:
             found.append(_ratio(text, scaling, slow, fast, count, least))
         for name in ("PFG (default)", _OURS, BATCHED):
             found.append(_exponent(scaling, name))
+        for name in ("PFG (default)", _OURS):
+            found.append(_memory_exponent(scaling, name))
     accuracy = record.load("accuracy")
     if accuracy:
         for rows, found_there in accuracy.items():
@@ -116,6 +118,17 @@ def _exponent(scaling, name) -> Verdict:
     return Verdict(target, wanted, f"{exponent:.2f}", bool(exponent <= 1.0))
 
 
+def _memory_exponent(scaling, name) -> Verdict:
+    rows = scaling["particles"].get(name, {})
+    target, wanted = f"exponent of the peak memory in n, {name}", "at most 1.0"
+    peaks = [rows.get(count, {}).get("peak") for count in ("1000", "100000", "1000000")]
+    if None in peaks:
+        return Verdict(target, wanted, "not measured", None)
+    base, few, many = peaks
+    exponent = float(np.log10((many - base) / (few - base)))
+    return Verdict(target, wanted, f"{exponent:.2f}", round(exponent, 2) <= 1.0)
+
+
 def main(console: Console) -> None:
     found = verdicts()
     for verdict in found:
@@ -126,7 +139,7 @@ def main(console: Console) -> None:
     lines = [
         "# Speed, measured",
         "",
-        "Made by `make bench`, from the figures in `results/bench/`; 2 CPU cores, float32, after",
+        f"Made by `make bench`, from the figures in `results/bench/`; {_machine()}, float32, after",
         "compilation, medians, every ratio between two times of one run. Peers: blackjax and",
         "NumPyro as their users run them, and the paper's Algorithm 1 in plain PyTorch.",
         "",
@@ -141,6 +154,7 @@ def main(console: Console) -> None:
         lines += ["![Seconds for 1000 steps](benchmarks/scaling.png)", ""]
         for what, head in (("particles", "n"), ("dimensions", "d")):
             lines += _table(scaling[what], head)
+        lines += _memory_table(scaling["particles"])
         _plot(scaling)
     parts = record.load("parts")
     if parts:
@@ -165,17 +179,20 @@ def main(console: Console) -> None:
             "Seconds with compilation and of a second run; *energy ratio*: the energy distance to",
             "a long reference over that of as many independent draws.",
             "",
-            "| rows | | s, cold | s, again | energy ratio | smallest ESS |",
-            "|---|---|---|---|---|---|",
+            "| rows | | s, cold | s, again | energy ratio | smallest ESS | peak MB |",
+            "|---|---|---|---|---|---|---|",
         ]
         for rows, methods in accuracy.items():
             for name, row in methods.items():
                 size = f"{row['ess']:.0f}" if "ess" in row else ""
                 lines.append(
                     f"| {rows} | {name} | {row['cold']:.2f} | {row['again']:.2f} | "
-                    f"{row['energy_ratio']:.2f} | {size} |"
+                    f"{row['energy_ratio']:.2f} | {size} | {row['peak'] / 1e6:.0f} |"
                 )
         lines.append("")
+    whole = record.load("million")
+    if whole:
+        lines += ["## A million particles", "", million.text(whole), ""]
     cold = record.load("cold")
     if cold:
         lines += ["## The first result of a new process, 10-d problem, 512 particles", ""]
@@ -215,8 +232,9 @@ def _reasons(found):
         )
     if any(target == f"memory of 1 000 000 particles, {_OURS}" for target in missed):
         lines.append(
-            "**Memory of Algorithm 1.** It takes the scores of all particles at once, 166 margins "
-            "for each; only the default streams them in blocks (docs/decisions/0012)."
+            "**Memory of Algorithm 1.** A step has particles and scores, the velocity, the "
+            "proposals and their scores, each of the particles' size; only the default does "
+            "without most of them (docs/decisions/0012)."
         )
     if not lines:
         return []
@@ -291,6 +309,24 @@ def _table(rows, head):
         compiling = float(np.median([one["compile"] for one in row.values()])) if row else 0.0
         yield f"| {name} | " + " | ".join(cells) + f" | {compiling:.1f} |"
     yield ""
+
+
+def _memory_table(rows):
+    counts = [
+        n for n in (1000, 10_000, 100_000, 1_000_000) if any(str(n) in r for r in rows.values())
+    ]
+    yield "## Peak memory of the process against n, MB"
+    yield ""
+    yield "| | " + " | ".join(f"n = {count}" for count in counts) + " |"
+    yield "|---" * (len(counts) + 1) + "|"
+    for name, row in rows.items():
+        cells = [f"{row[str(c)]['peak'] / 1e6:.0f}" if str(c) in row else "" for c in counts]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _machine() -> str:
+    return " or ".join(str(number) for number in record.cores()) + " CPU cores"
 
 
 def _plot(scaling) -> None:

@@ -6,7 +6,8 @@ import pathlib
 import parvi
 
 ORDER = [
-    ("status",),
+    ("status", "counting"),
+    ("evaluation",),
     ("interface",),
     ("targets", "fields", "samplers"),
     ("results",),

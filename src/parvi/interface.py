@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from parvi.evaluation import values_and_scores
+
 LogDensity = Callable[[Float[Array, " d"]], Float[Array, ""]]
 
 
@@ -52,8 +54,8 @@ class Cloud(eqx.Module):
     @classmethod
     def at(cls, log_density: LogDensity, particles: Float[Array, "n d"]) -> "Cloud":
         """Evaluate log density and score at every particle, once."""
-        values, scores = jax.vmap(jax.value_and_grad(log_density))(particles)
-        return cls(particles, scores, values.astype(particles.dtype), log_density)
+        values, scores = values_and_scores(log_density, particles)
+        return cls(particles, scores, values, log_density)
 
     @property
     def finite(self) -> Bool[Array, ""]:
@@ -168,3 +170,32 @@ class AbstractSampler(eqx.Module):
         that paused has changed nothing, its number included, and is done again by the next stage.
         """
         raise NotImplementedError(f"{type(self).__name__} has one stage.")
+
+
+class AbstractTwoPartSampler(AbstractSampler):
+    """A sampler that asks the log density once a step, in the middle of it.
+
+    What is before and what is after can then be programs of their own: around a log density that
+    takes long they need not be fast, and are compiled sooner.
+    """
+
+    @abc.abstractmethod
+    def begin(self, key: Key[Array, ""], cloud: Cloud) -> State:
+        """The state before the first step, from what was found at the first particles."""
+
+    @abc.abstractmethod
+    def propose(
+        self, key: Key[Array, ""], state: State, log_density: LogDensity
+    ) -> tuple[Float[Array, "n d"], Any]:
+        """Where the log density is asked for next, and what ``conclude`` has to know."""
+
+    @abc.abstractmethod
+    def conclude(self, state: State, proposal: Any, proposed: Cloud) -> tuple[State, Info]:
+        """The end of the step, with what was found there."""
+
+    def init(self, key, particles, log_density):
+        return self.begin(key, Cloud.at(log_density, particles))
+
+    def step(self, key, state, log_density):
+        moved, proposal = self.propose(key, state, log_density)
+        return self.conclude(state, proposal, Cloud.at(log_density, moved))

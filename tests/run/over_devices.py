@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 import parvi
+from parvi import evaluation
 from parvi.models.logistic import logistic_regression
 from parvi.run.advance import advance, start
 from parvi.run.sharding import particle_sharding, replicate, spread, spread_target
@@ -101,6 +102,11 @@ def devices(path):
         parvi.sample(target, begin(100), mesh=mesh)
     except ValueError as error:
         results["uneven"] = np.array(str(error))
+    # As if these rows were too many for all particles at once: four blocks.
+    jax.clear_caches()
+    evaluation._CPU_BYTES = NUM // 4 * ROWS * 4
+    assert evaluation.num_blocks(NUM, ROWS, 4) == 4
+    results |= one("blocks", parvi.pfg(), 40, target, mesh)
     # The same sampler, as if this were very many particles.
     jax.clear_caches()
     streams.MANY, streams._BLOCK, streams._SOME = NUM, 128, 64

@@ -7,7 +7,8 @@ import pytest
 
 import parvi
 from parvi.run import advance as programs
-from parvi.run.effort import is_brief
+from parvi.run.effort import Effort, wanted
+from parvi.run.parts import IN_PARTS
 from parvi.run.sample import _programs
 from parvi.targets.zoo import banana
 
@@ -36,42 +37,47 @@ def repeated(x):
 
 
 @pytest.mark.parametrize(
-    ("log_density", "num", "dim", "brief"),
+    ("log_density", "num", "dim", "effort"),
     [
-        (square, 512, 10, True),
-        (square, 200, 61, True),
-        (square, 20_000, 10, False),
-        (endless, 512, 10, False),
-        (repeated, 512, 10, False),
+        (square, 512, 10, Effort.QUICK),
+        (square, 200, 61, Effort.QUICK),
+        (square, 20_000, 10, Effort.FULL),
+        (endless, 512, 10, Effort.QUICK_AROUND),
+        (repeated, 512, 10, Effort.QUICK_AROUND),
     ],
 )
-def test_small_problems_are_brief(log_density, num, dim, brief):
+def test_small_problems_are_brief(log_density, num, dim, effort):
     particles = jax.ShapeDtypeStruct((num, dim), np.float32)
-    assert is_brief(parvi.pfg(), log_density, particles) == brief
+    target = parvi.Target(log_density, like=np.zeros(dim, np.float32))
+    assert wanted(parvi.pfg(), target, particles) == effort
     # Samplers that run for as long as they are told are never brief.
-    assert not is_brief(parvi.svgd(), log_density, particles)
-    assert not is_brief(parvi.pfg().second_stage(), log_density, particles)
+    assert wanted(parvi.svgd(), target, particles) == Effort.FULL
+    assert wanted(parvi.pfg().second_stage(), target, particles) == Effort.FULL
 
 
 def test_the_rule_chooses_the_program():
     target = parvi.Target(square, like=np.zeros(10, np.float32))
+    slow = parvi.Target(repeated, like=np.zeros(10, np.float32))
     small = jax.ShapeDtypeStruct((64, 10), np.float32)
+    medium = jax.ShapeDtypeStruct((512, 10), np.float32)
     large = jax.ShapeDtypeStruct((20_000, 10), np.float32)
     assert _programs(parvi.pfg(), small, target, None) is programs.QUICK
     assert _programs(parvi.pfg(), large, target, None) is programs.OPTIMISED
+    assert _programs(parvi.pfg(), medium, slow, None) is IN_PARTS
 
 
-def test_both_programs_agree():
-    """Compiled one way or the other: rounding apart, the same particles."""
+def test_all_programs_agree():
+    """Compiled one way or another: rounding apart, the same particles."""
     target = parvi.Target(square, like=np.zeros(3, np.float32))
     sampler, key = parvi.pfg(), jax.random.key(0)
     ends = []
-    for start, advance in (programs.QUICK, programs.OPTIMISED):
+    for start, advance in (programs.QUICK, programs.OPTIMISED, IN_PARTS):
         run = start(key, jnp.asarray(2 + begin(64, 3)), sampler, target, sampler.stopping_rule)
         rest = (target, sampler.stopping_rule, np.int32(15), np.bool_(False), 16)
         ends.append(np.asarray(advance(key, run, sampler, *rest)[0].state.particles))
     assert np.abs(ends[0] - 2 - begin(64, 3)).max() > 0.5
-    np.testing.assert_allclose(*ends, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ends[2], ends[1], rtol=1e-4, atol=1e-4)
 
 
 def test_a_bent_target_needs_the_second_stage(monkeypatch):

@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from parvi.evaluation import QUICK as _QUICK
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, State
-from parvi.run import effort
 from parvi.run.sharding import constrained
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
@@ -40,11 +40,20 @@ def _start(
     sharding: NamedSharding | None = None,
 ) -> Run:
     """The carry before the first step."""
-    # The first step is 0 and every stream is folded by its number: the start takes the last.
-    last = jnp.iinfo(jnp.uint32).max
-    key_sampler, key_target = jax.random.split(jax.random.fold_in(key, last))
+    key_sampler, key_target = first_keys(key)
     state = sampler.init(key_sampler, particles, target.at(key_target))
-    state = constrained(state, len(particles), sharding)
+    return begun(constrained(state, len(particles), sharding), rule)
+
+
+def first_keys(key: Key[Array, ""]) -> Key[Array, "2"]:
+    """For the start of the sampler and for its target."""
+    # The first step is 0 and every stream is folded by its number: the start takes the last.
+    return jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))
+
+
+def begun(state: State, rule: AbstractStoppingRule) -> Run:
+    """The carry with which a sampler's first state begins."""
+    particles = state.particles
     largest = jnp.maximum(jnp.max(jnp.abs(particles)), 1.0)
     return Run(
         state,
@@ -72,11 +81,13 @@ def _advance(
     done) are filled. ``stops`` says whether the stopping rule may end the run.
     """
 
+    # Under jit, which remembers: traced once, for the shapes and for the loop.
+    @jax.jit
     def one(state: State) -> tuple[State, Info]:
-        key_sampler, key_target = jax.random.split(jax.random.fold_in(key, state.step))
+        key_sampler, key_target = step_keys(key, state)
         return sampler.step(key_sampler, state, target.at(key_target))
 
-    shapes = jax.eval_shape(lambda state: one(state)[1], run.state)
+    _, shapes = jax.eval_shape(one, run.state)
     infos = jax.tree_util.tree_map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
 
     def proceed(carry: tuple[Run, Any, Any]):
@@ -86,7 +97,7 @@ def _advance(
     def body(carry):
         run, infos, done = carry
         state, info = one(run.state)
-        run = _judged(run, state, info, rule, stops)
+        run = judged(run, state, info, rule, stops)
         run = run._replace(state=constrained(run.state, len(run.state.particles), sharding))
         infos = jax.tree_util.tree_map(lambda all_, new: all_.at[done].set(new), infos, info)
         return run, infos, done + 1
@@ -107,9 +118,7 @@ advance = eqx.filter_jit(_advance)
 OPTIMISED = Programs(start, advance)
 # Equinox hands further settings on to jax.jit; its types do not say so.
 _jit: Any = eqx.filter_jit
-QUICK = Programs(
-    _jit(_start, compiler_options=effort.QUICK), _jit(_advance, compiler_options=effort.QUICK)
-)
+QUICK = Programs(_jit(_start, compiler_options=_QUICK), _jit(_advance, compiler_options=_QUICK))
 
 
 # Equinox donates all arrays of all arguments but the first.
@@ -138,7 +147,18 @@ def onward(
     return sampler, run._replace(state=state, status=jnp.full_like(run.status, Status.RUNNING))
 
 
-def _judged(run: Run, state: State, info: Info, rule, stops) -> Run:
+def step_keys(key: Key[Array, ""], state: State) -> Key[Array, "2"]:
+    """The next step's, for the sampler and for the target."""
+    return jax.random.split(jax.random.fold_in(key, state.step))
+
+
+def judged(
+    run: Run,
+    state: State,
+    info: Info,
+    rule: AbstractStoppingRule,
+    stops: Bool[Array, ""] | np.bool_,
+) -> Run:
     """The new carry: the old particles where the new ones are not finite, and the status."""
     # In this form nothing of the particles' size is made; NaN and infinity come through.
     largest = jnp.maximum(jnp.max(state.particles), -jnp.min(state.particles))

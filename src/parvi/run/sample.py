@@ -13,9 +13,10 @@ from jaxtyping import PyTree
 from parvi.interface import AbstractSampler, Info
 from parvi.results.result import Result, Timing
 from parvi.run.advance import IN_PLACE, OPTIMISED, QUICK, Run, onward
-from parvi.run.effort import is_brief
+from parvi.run.effort import Effort, wanted
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.interrupts import noted_interrupts
+from parvi.run.parts import IN_PARTS
 from parvi.run.progress import Bar
 from parvi.run.sharding import gathered, particle_sharding, replicate, spread, spread_target
 from parvi.run.threads import single_blas_thread
@@ -101,7 +102,7 @@ def sample(
             f"sampler must be a sampler such as parvi.pfg(), got {sampler!r}; note the brackets."
         )
     target = as_target(log_density)
-    key_init, key_check, key_run = jax.random.split(as_key(key), 3)
+    key_init, key_check, key_run = _three(as_key(key))
     values = initial_values(key_init, init, num_particles, target)
     dtype = dtype_of(values)
 
@@ -128,6 +129,12 @@ def sample(
         seconds = time.perf_counter() - began
         flat = gathered(outcome.run.state.particles, sharding)
         return _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw)
+
+
+@jax.jit
+def _three(key):
+    """One program: to split and to unpack by themselves are two."""
+    return tuple(jax.random.split(key, 3))
 
 
 class _Outcome:
@@ -174,7 +181,8 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding, interrupts
             outcome.run, steps = run, int(run.state.step) - done
             outcome.infos.append(_first(infos, steps))
             if steps > 0:
-                bar.update(done + steps, float(infos.kl_rate[steps - 1]), steps / seconds)
+                kl_rate = float(outcome.infos[-1].kl_rate[-1])
+                bar.update(done + steps, kl_rate, steps / seconds)
             if compiles:
                 # The first call of a stage compiles: its seconds say nothing of a step's.
                 outcome.compile_seconds += seconds
@@ -192,8 +200,10 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding, interrupts
 def _programs(sampler, like, target, sharding):
     if like.size * like.dtype.itemsize >= _LARGE:
         return IN_PLACE
-    brief = sharding is None and is_brief(sampler, target.full(), like)
-    return QUICK if brief else OPTIMISED
+    if sharding is not None:
+        return OPTIMISED
+    chosen = wanted(sampler, target, like)
+    return {Effort.QUICK: QUICK, Effort.QUICK_AROUND: IN_PARTS, Effort.FULL: OPTIMISED}[chosen]
 
 
 def _on_device(leaf: Any) -> Any:

@@ -44,12 +44,12 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from parvi.fields.clumps import separated
 from parvi.fields.frame import AbstractFrame, DenseFrame
 from parvi.fields.pfg.metric import DenseMetric
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
+from parvi.interface import AbstractStoppingRule, AbstractTwoPartSampler, Cloud, Info, State
 from parvi.samplers import flights, streams
 from parvi.samplers.flights import Flight
 from parvi.samplers.phases import (
@@ -93,7 +93,28 @@ class BendingMemory(NamedTuple):
     control: Control
 
 
-class AffineThenBend(AbstractSampler):
+class Elsewhere(NamedTuple):
+    """Of the second stage: transitions and the tempered path, if the step is taken."""
+
+    flight: Flight
+    home: Home
+    broad: AbstractFrame
+    uniforms: Float[Array, "2 n"] | None
+
+
+class Proposal(NamedTuple):
+    """What a step is about to do, before the log density is asked there."""
+
+    found: Found
+    limited: Bool[Array, ""]
+    floor: Bool[Array, ""]
+    at_floor: Bool[Array, ""]
+    takes_off: Bool[Array, ""]
+    again: Bool[Array, ""]
+    elsewhere: Elsewhere
+
+
+class AffineThenBend(AbstractTwoPartSampler):
     """The default sampler; see the module. No setting needs a user's hand.
 
     Parameters
@@ -156,9 +177,11 @@ class AffineThenBend(AbstractSampler):
     def init(self, key, particles, log_density):
         if self._streams(particles):
             return self._streamed().init(key, particles, log_density)
-        cloud = Cloud.at(log_density, particles)
-        dtype = particles.dtype
-        control = self.phases.start(dtype)
+        return super().init(key, particles, log_density)
+
+    def begin(self, key, cloud):
+        particles = cloud.particles
+        control = self.phases.start(particles.dtype)
         found = self.rounds.start(particles)
         # In the first stage there are no transitions and no path: nothing is kept for them.
         kept = slice(None) if self.late else slice(0)
@@ -192,10 +215,12 @@ class AffineThenBend(AbstractSampler):
     def step(self, key, state, log_density):
         if self._streams(state.particles):
             return self._streamed().step(_cheap(key), state, log_density)
+        return super().step(key, state, log_density)
+
+    def propose(self, key, state, log_density):
         key_round, key_normal, key_uniform = jax.random.split(_cheap(key), 3)
         x, memory = state.particles, state.memory
         control = memory.control
-        cloud = Cloud(x, memory.scores, memory.log_densities, log_density)
         scores = self._tempered(x, memory.scores, memory)
 
         # The velocity: the last step's where its round goes on, else a new one.
@@ -207,34 +232,43 @@ class AffineThenBend(AbstractSampler):
                 lambda: self.rounds.bent(key_round, x, scores, memory.found),
             ],
         )
-        frame, descent, excess = found.round.frame, found.descent, found.excess
+        frame = found.round.frame
 
-        floor, at_floor = at_the_floor(control, excess, self.gain)
+        floor, at_floor = at_the_floor(control, found.excess, self.gain)
         # Clumps are looked for after the transitions: before them a few particles in a thin part
         # are easily taken for one.
         clumped = self._clumped(at_floor & ~control.tempered, x, scores, frame)
         takes_off = at_floor & ~control.flown & ~control.tempered
         takes_off = takes_off & self._far_from_gaussian(found.round.metric)
         again = clumped & ~takes_off
-        pauses = takes_off | again
-        returns = control.fresh & (control.late >= _PATIENCE) & ~at_floor & ~control.rested
-        at_rest = control.rested | (at_floor & ~again & ~takes_off) | returns
 
         # The move; or a new start from a broad Gaussian; or a leapfrog.
-        flies = control.leapfrogs > 0
-        displacement, limited = shortened(descent, control)
+        displacement, limited = shortened(found.descent, control)
         moved = frame.leave(frame.enter(x) + displacement)
-        flight, home, broad = memory.flight, memory.home, memory.broad
+        flight, home, broad, uniforms = memory.flight, memory.home, memory.broad, None
         if self.late:
+            cloud = Cloud(x, memory.scores, memory.log_densities, log_density)
             home = where(again, Home(x, memory.scores, memory.log_densities), home)
             normal = _paired_normal(key_normal, x)
             uniforms = jax.random.uniform(key_uniform, (2, len(x)), x.dtype)
             broad = where(again, _broad(found.round), broad)
             moved = jnp.where(again, broad.leave(_BREADTH * normal), moved)
             flight = flights.leapt(control.leapfrogs, flight, cloud, frame, normal, uniforms[0])
-            moved = jnp.where(flies, flight.positions, moved)
-        proposed = Cloud.at(log_density, moved)
+            moved = jnp.where(control.leapfrogs > 0, flight.positions, moved)
+        elsewhere = Elsewhere(flight, home, broad, uniforms)
+        return moved, Proposal(found, limited, floor, at_floor, takes_off, again, elsewhere)
 
+    def conclude(self, state, proposal, proposed):
+        x, memory, moved = state.particles, state.memory, proposed.particles
+        control, found = memory.control, proposal.found
+        at_floor, takes_off, again = proposal.at_floor, proposal.takes_off, proposal.again
+        flight, home, broad, uniforms = proposal.elsewhere
+        descent, excess = found.descent, found.excess
+        returns = control.fresh & (control.late >= _PATIENCE) & ~at_floor & ~control.rested
+        at_rest = control.rested | (at_floor & ~again & ~takes_off) | returns
+        pauses, flies = takes_off | again, control.leapfrogs > 0
+
+        scores = self._tempered(x, memory.scores, memory)
         new_scores = self._tempered(moved, proposed.scores, memory)
         better, following = jax.lax.cond(
             control.affine,
@@ -244,13 +278,14 @@ class AffineThenBend(AbstractSampler):
         accepted = proposed.finite & jnp.where(at_floor, again, better) & ~control.rested & ~flies
         taken = jnp.broadcast_to(accepted, len(x))
         new_control = self.phases.following(
-            control, x, self.rounds.bends(x), excess, accepted, limited, descent, following
+            control, x, self.rounds.bends(x), excess, accepted, proposal.limited, descent, following
         )
         if self.rounds.bends(x):
-            new_control = new_control._replace(hesitated=control.hesitated | floor)
+            new_control = new_control._replace(hesitated=control.hesitated | proposal.floor)
         else:
             at_rest = new_control.quiet >= 5
         if self.late:
+            frame = found.round.frame
             flight, lands = flights.landed(control.leapfrogs, flight, proposed, frame, uniforms[1])
             taken = taken | (flies & lands)
             new_control = where(flies, self.phases.flying(control), new_control)
@@ -261,10 +296,11 @@ class AffineThenBend(AbstractSampler):
         status = status_after(control, new_control, proposed.finite)
         if not self.late:
             status = jnp.where(pauses, Status.PAUSED, status)
+        here = Cloud(x, memory.scores, memory.log_densities, proposed.log_density)
         info = Info(
             status=status.astype(jnp.int32),
             kl_rate=-descent.merit,
-            stein_ratio=cloud.stein_ratio(),
+            stein_ratio=here.stein_ratio(),
             step_size=control.step_size,
             accepted=jnp.any(taken),
             extra={

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from parvi.evaluation import values_and_scores
 from parvi.fields.frame import DenseFrame
 from parvi.fields.pfg.excess import stein_noise
 from parvi.fields.pfg.functions import RandomFeatures
@@ -143,7 +144,7 @@ class Streams(eqx.Module):
         """A new round: frame and metric from the sums, features from some particles."""
         current, known = _reframed(last, sums)
         some = x[_rows(x)]
-        s = current.frame.pull(jax.vmap(jax.grad(log_density))(some))
+        s = current.frame.pull(values_and_scores(log_density, some)[1])
         z = current.frame.enter(some)
         functions = RandomFeatures(self.rounds.num_features_of(x))
         features = functions.informed(key, z, s)
@@ -168,7 +169,7 @@ class Streams(eqx.Module):
         return current.metric.solve(jnp.where(affine, plain, bent).T).T
 
     def _limit(self, x, log_density, frame):
-        scores = jax.vmap(jax.grad(log_density))(x[_rows(x)])
+        _, scores = values_and_scores(log_density, x[_rows(x)])
         typical = median(norms(frame.pull(scores)))
         return self.rounds.clip * jnp.maximum(typical, x.shape[1] ** 0.5)
 
@@ -244,7 +245,7 @@ def _passed(x, shift, current, log_density, limit):
                 moved = jax.lax.dynamic_update_index_in_dim(moved, block, i, 1)
             else:
                 moved = _put(moved, block, counts, first)
-        values, scores = jax.vmap(jax.value_and_grad(log_density))(block)
+        values, scores = values_and_scores(log_density, block)
         finite = jnp.all(jnp.isfinite(scores)) & jnp.all(jnp.isfinite(values))
         s = clipped(frame.pull(scores), limit)
         features, slopes = psi(z)

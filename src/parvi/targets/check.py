@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from parvi.interface import Cloud, LogDensity
+from parvi.evaluation import evaluate
+from parvi.interface import LogDensity
 
 _NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -101,20 +102,20 @@ def _judge(values, sound, moving):
         )
 
 
-@eqx.filter_jit
 def _evaluate(log_density, particles):
     """Of every particle the value, whether its score is finite, and whether it is not zero."""
+    if len(particles) > _AT_ONCE:
+        return _evaluate_blocks(log_density, particles)
+    values, scores = evaluate(log_density, particles)
+    rows = np.asarray(scores)
+    return values, np.isfinite(rows).all(axis=1), (rows != 0).any(axis=1)
 
-    def judged(some):
-        cloud = Cloud.at(log_density, some)
-        finite = jnp.all(jnp.isfinite(cloud.scores), axis=1)
-        return cloud.log_densities, finite, jnp.any(cloud.scores != 0, axis=1)
 
-    if len(particles) <= _AT_ONCE:
-        return judged(particles)
-
+@eqx.filter_jit
+def _evaluate_blocks(log_density, particles):
     def one(x):
-        return jax.tree_util.tree_map(lambda column: column[0], judged(x[None]))
+        value, score = jax.value_and_grad(log_density)(x)
+        return value, jnp.all(jnp.isfinite(score)), jnp.any(score != 0)
 
     return jax.lax.map(one, particles, batch_size=_AT_ONCE)
 

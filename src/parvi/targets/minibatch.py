@@ -64,8 +64,12 @@ class MiniBatch(AbstractTarget):
         """N, the number of rows of data."""
         return jax.tree_util.tree_leaves(self.data)[0].shape[0]
 
+    @property
+    def is_fixed(self):
+        return self.batch_size == self.num_rows
+
     def at(self, key):
-        if self.batch_size == self.num_rows:
+        if self.is_fixed:
             return self.full()
         rows = jax.random.randint(key, (self.batch_size,), 0, self.num_rows)
         batch = jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf)[rows], self.data)

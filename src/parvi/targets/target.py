@@ -24,6 +24,11 @@ class AbstractTarget(eqx.Module):
         """Rows of data that the log density adds up, where it says so; else 1."""
         return 1
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether ``at`` gives every step the same log density."""
+        return False
+
     @abc.abstractmethod
     def at(self, key: Key[Array, ""]) -> LogDensity:
         """This step's log density, of one flat and unconstrained particle."""
@@ -119,6 +124,10 @@ class Target(AbstractTarget):
         self.layout = None if like is None else Layout.of(like, constraints)
         self.score = score
         self.hessian_vector_product = hessian_vector_product
+
+    @property
+    def is_fixed(self):
+        return True
 
     def at(self, key):
         return self.full()

@@ -1,0 +1,78 @@
+"""How much a log density computes, read off its traced form."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+
+def numbers_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
+    """Numbers computed for the value and the score of one particle.
+
+    Infinitely many where a loop has no known length.
+    """
+    arrays, static = eqx.partition(log_density, eqx.is_array)
+    leaves, structure = jax.tree_util.tree_flatten(static)
+    # By way of jit, which remembers: a second run traces nothing.
+    return _numbers(_value_and_score.trace((tuple(leaves), structure), arrays, one).jaxpr.jaxpr)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _value_and_score(static, arrays, x):
+    leaves, structure = static
+    log_density = eqx.combine(arrays, jax.tree_util.tree_unflatten(structure, leaves))
+    return jax.value_and_grad(log_density)(x)
+
+
+def _numbers(jaxpr: Jaxpr) -> float:
+    total: float = 0
+    for equation in jaxpr.eqns:
+        inner = _inner(equation)
+        if equation.primitive.name == "while":
+            return math.inf
+        times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
+        if inner:
+            total += times * sum(_numbers(sub) for sub in inner)
+        else:
+            total += sum(math.prod(getattr(out.aval, "shape", ())) for out in equation.outvars)
+    return total
+
+
+def largest_array(jaxpr: Jaxpr, depends: list[bool] | None = None) -> int:
+    """Numbers in the largest array that is computed from the arguments (``depends``: from these).
+
+    What does not depend on them, the data above all, is there once for all particles.
+    """
+    depends = [True] * len(jaxpr.invars) if depends is None else depends
+    known = {id(var) for var, does in zip(jaxpr.invars, depends, strict=True) if does}
+    largest = 0
+    for equation in jaxpr.eqns:
+        flags = [not isinstance(v, Literal) and id(v) in known for v in equation.invars]
+        if not any(flags):
+            continue
+        known.update(id(var) for var in equation.outvars)
+        sizes = [getattr(out.aval, "size", 0) for out in equation.outvars]
+        for inner in _inner(equation):
+            same = len(inner.invars) == len(flags)
+            sizes.append(largest_array(inner, flags if same else None))
+        largest = max([largest, *sizes])
+    return largest
+
+
+def _inner(equation: Any) -> list[Jaxpr]:
+    """What is in loops, branches and calls."""
+    return [sub for value in equation.params.values() for sub in _inside(value)]
+
+
+def _inside(value: Any) -> list[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [sub for item in value for sub in _inside(item)]
+    return []
