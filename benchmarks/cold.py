@@ -37,7 +37,7 @@ run = parvi.sample(sonar_shaped(), init, sampler=samplers[sys.argv[2]], num_step
 peak = peak_bytes()
 print(json.dumps({"peak": peak, "array": init.nbytes}))
 """
-LARGE_COUNTS = (500_000, 1_000_000)
+LARGE_COUNTS = (250_000, 1_000_000)
 _LARGE_METHODS = ("PFG (default)", "PFG Algorithm 1")
 
 # The network of the MNIST experiment: 101 770 dimensions.

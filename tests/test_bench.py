@@ -46,7 +46,7 @@ def test_ratios_are_met_or_missed(figures):
 
 
 def test_memory_is_what_grows_with_the_particles(figures):
-    rows = {"500000": {"peak": 900, "array": 100}, "1000000": {"peak": 1300, "array": 200}}
+    rows = {"250000": {"peak": 900, "array": 100}, "1000000": {"peak": 1300, "array": 200}}
     one = {"import": 1.0, "sample": 2.0, "steps": 20}
     figures("cold", {"cold": [one], "cached": [one], "memory": {"PFG (default)": rows}})
     found = {verdict.target: verdict for verdict in targets.verdicts()}

@@ -163,6 +163,13 @@ class AbstractSampler(eqx.Module):
         """Whether runs are of so few steps that on small problems they end before a compiler."""
         return False
 
+    def keeps_finite(self, particles: Float[Array, "n d"]) -> bool:
+        """Whether ``step`` itself throws away moves to particles that are not finite.
+
+        Then the loop does not: to fall back on the old particles takes an array of their size.
+        """
+        return False
+
     def onward(self, state: State) -> "tuple[AbstractSampler, State]":
         """The next stage, for a sampler whose ``Info`` said ``PAUSED``, and its state.
 

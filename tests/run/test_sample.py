@@ -193,6 +193,21 @@ def test_in_place_gives_the_same_particles_and_leaves_the_start_alone(monkeypatc
     np.testing.assert_array_equal(again.particles, found.particles)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "aligned", "jax", "function"])
+def test_in_place_takes_nothing_of_the_users(kind, monkeypatch):
+    monkeypatch.setattr(sys.modules["parvi.run.sample"], "_LARGE", 0)
+    wanted = begin(64, 3).astype(np.float32)
+    # JAX may read NumPy's memory where it is, if that begins at such an address.
+    raw = np.empty(wanted.nbytes + 64, np.uint8)
+    aligned = raw[-raw.ctypes.data % 64 :][: wanted.nbytes].view(np.float32).reshape(wanted.shape)
+    aligned[:] = wanted
+    given = {"numpy": wanted.copy(), "aligned": aligned}.get(kind, jnp.asarray(wanted))
+    init = (lambda key, num: given) if kind == "function" else given
+    result = parvi.sample(lambda x: -0.5 * jnp.sum((x - 3) ** 2), init, num_steps=5)
+    np.testing.assert_array_equal(np.asarray(given), wanted)
+    assert np.abs(result.particles - wanted).max() > 0.1
+
+
 def test_minibatches_reach_the_full_posterior():
     """Prior N(0, 1) and rows N(theta, 1): the posterior is N(sum / (N + 1), 1 / (N + 1))."""
     data = np.random.default_rng(1).normal(2.0, 1.0, size=100)

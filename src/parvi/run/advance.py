@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
@@ -81,13 +82,13 @@ def _advance(
     done) are filled. ``stops`` says whether the stopping rule may end the run.
     """
 
-    # Under jit, which remembers: traced once, for the shapes and for the loop.
-    @jax.jit
     def one(state: State) -> tuple[State, Info]:
         key_sampler, key_target = step_keys(key, state)
         return sampler.step(key_sampler, state, target.at(key_target))
 
-    _, shapes = jax.eval_shape(one, run.state)
+    # Traced once, for the shapes and for the loop.
+    traced, (like, shapes) = jax.make_jaxpr(one, return_shape=True)(run.state)
+    structure = jax.tree_util.tree_structure((like, shapes))
     infos = jax.tree_util.tree_map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
 
     def proceed(carry: tuple[Run, Any, Any]):
@@ -96,8 +97,9 @@ def _advance(
 
     def body(carry):
         run, infos, done = carry
-        state, info = one(run.state)
-        run = judged(run, state, info, rule, stops)
+        found = jaxpr_as_fun(traced)(*jax.tree_util.tree_leaves(run.state))
+        state, info = jax.tree_util.tree_unflatten(structure, found)
+        run = judged(run, state, info, sampler, rule, stops)
         run = run._replace(state=constrained(run.state, len(run.state.particles), sharding))
         infos = jax.tree_util.tree_map(lambda all_, new: all_.at[done].set(new), infos, info)
         return run, infos, done + 1
@@ -128,6 +130,17 @@ def _advance_in_place(rest, run):
     return _advance(key, run, sampler, target, rule, until, stops, capacity, sharding)
 
 
+@_jit(donate="all-except-first")
+def _start_in_place_of(rest, particles):
+    key, sampler, target, rule, sharding = rest
+    return _start(key, particles, sampler, target, rule, sharding)
+
+
+def start_in_place(key, particles, sampler, target, rule, sharding=None) -> Run:
+    """``start``, which the particles are given away to: not for arrays of the user's."""
+    return _start_in_place_of((key, sampler, target, rule, sharding), particles)
+
+
 def _in_place(key, run, sampler, target, rule, until, stops, capacity, sharding=None):
     rest = key, sampler, target, rule, until, stops, capacity, sharding
     return _advance_in_place(rest, run)
@@ -156,6 +169,7 @@ def judged(
     run: Run,
     state: State,
     info: Info,
+    sampler: AbstractSampler,
     rule: AbstractStoppingRule,
     stops: Bool[Array, ""] | np.bool_,
 ) -> Run:
@@ -176,5 +190,7 @@ def judged(
     )
     # The step is counted also where its particles are thrown away: it is in the history. What the
     # sampler remembers of it is of no use after it, and not worth a copy at every step.
-    kept = state._replace(particles=jnp.where(finite, state.particles, run.state.particles))
-    return Run(kept, status.astype(jnp.int32), memory, settled, run.bound)
+    if not sampler.keeps_finite(state.particles):
+        old = run.state.particles
+        state = state._replace(particles=jnp.where(finite, state.particles, old))
+    return Run(state, status.astype(jnp.int32), memory, settled, run.bound)

@@ -37,7 +37,7 @@ def _conclude(run, sampler, log_density, rule, stops, moved, proposal, found):
     values, scores = found
     cloud = Cloud(moved, scores, values, log_density)
     state, info = sampler.conclude(run.state, proposal, cloud)
-    return judged(run, state, info, rule, stops), info
+    return judged(run, state, info, sampler, rule, stops), info
 
 
 def _start(key, particles, sampler, target, rule, sharding=None) -> Run:

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 
 from parvi.interface import AbstractSampler, Info
 from parvi.results.result import Result, Timing
-from parvi.run.advance import IN_PLACE, OPTIMISED, QUICK, Run, onward
+from parvi.run.advance import IN_PLACE, OPTIMISED, QUICK, Run, onward, start_in_place
 from parvi.run.effort import Effort, wanted
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.interrupts import noted_interrupts
@@ -105,6 +105,7 @@ def sample(
     key_init, key_check, key_run = _three(as_key(key))
     values = initial_values(key_init, init, num_particles, target)
     dtype = dtype_of(values)
+    lent = any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values))
 
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
@@ -123,7 +124,7 @@ def sample(
         del particles
         with noted_interrupts() as interrupts:
             outcome = _drive(
-                key_run, handed, sampler, target, limit, stops, bar, sharding, interrupts
+                key_run, handed, lent, sampler, target, limit, stops, bar, sharding, interrupts
             )
         outcome.interrupted |= interrupts.came
         seconds = time.perf_counter() - began
@@ -147,7 +148,7 @@ class _Outcome:
         self.compile_seconds = 0.0
 
 
-def _drive(key, handed, sampler, target, limit, stops, bar, sharding, interrupts) -> _Outcome:
+def _drive(key, handed, lent, sampler, target, limit, stops, bar, sharding, interrupts) -> _Outcome:
     particles = handed.pop()
     like = jax.ShapeDtypeStruct(particles.shape, particles.dtype)
     rule = sampler.stopping_rule
@@ -159,7 +160,8 @@ def _drive(key, handed, sampler, target, limit, stops, bar, sharding, interrupts
         key, sampler, rule = replicate((key, sampler, rule), sharding.mesh)
     before = time.perf_counter()
     programs = _programs(sampler, like, target, sharding)
-    run = programs.start(key, particles, sampler, target, rule, sharding)
+    begin = start_in_place if programs is IN_PLACE and not lent else programs.start
+    run = begin(key, particles, sampler, target, rule, sharding)
     del particles
     outcome = _Outcome(jax.block_until_ready(run))
     outcome.compile_seconds = time.perf_counter() - before

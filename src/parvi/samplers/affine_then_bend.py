@@ -208,6 +208,9 @@ class AffineThenBend(AbstractTwoPartSampler):
     def brief(self):
         return not self.late
 
+    def keeps_finite(self, particles):
+        return self._streams(particles)
+
     def second_stage(self) -> "AffineThenBend":
         """The same sampler with transitions and the tempered path at hand."""
         return eqx.tree_at(lambda sampler: sampler.late, self, True)

@@ -247,6 +247,7 @@ def _passed(x, shift, current, log_density, limit):
                 moved = _put(moved, block, counts, first)
         values, scores = values_and_scores(log_density, block)
         finite = jnp.all(jnp.isfinite(scores)) & jnp.all(jnp.isfinite(values))
+        finite = finite & jnp.all(jnp.isfinite(block))
         s = clipped(frame.pull(scores), limit)
         features, slopes = psi(z)
         weighted = counts[:, None] * features

@@ -1,6 +1,5 @@
 """What is wrong with a log density, in one sentence, before a long run begins."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +18,7 @@ _NOT_TRACEABLE = (
 
 # How often particles are moved before the log density is blamed.
 _ATTEMPTS = 5
-# Particles that are evaluated at once: the likelihood of all of them might not fit into memory.
+# Particles whose scores are there at once.
 _AT_ONCE = 16_384
 
 
@@ -57,12 +56,11 @@ def admitted(
 
 def _evaluated(log_density, particles):
     try:
-        found = _evaluate(log_density, particles)
+        return _evaluate(log_density, particles)
     except Exception:
         # Only now look closer: a good log density is traced once, and compiled once.
         _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
         raise
-    return tuple(np.asarray(column) for column in found)
 
 
 def _between(key, particles, bad):
@@ -104,20 +102,14 @@ def _judge(values, sound, moving):
 
 def _evaluate(log_density, particles):
     """Of every particle the value, whether its score is finite, and whether it is not zero."""
-    if len(particles) > _AT_ONCE:
-        return _evaluate_blocks(log_density, particles)
-    values, scores = evaluate(log_density, particles)
-    rows = np.asarray(scores)
-    return values, np.isfinite(rows).all(axis=1), (rows != 0).any(axis=1)
-
-
-@eqx.filter_jit
-def _evaluate_blocks(log_density, particles):
-    def one(x):
-        value, score = jax.value_and_grad(log_density)(x)
-        return value, jnp.all(jnp.isfinite(score)), jnp.any(score != 0)
-
-    return jax.lax.map(one, particles, batch_size=_AT_ONCE)
+    columns: tuple[list[np.ndarray], ...] = [], [], []
+    for first in range(0, len(particles), _AT_ONCE):
+        values, scores = evaluate(log_density, particles[first : first + _AT_ONCE])
+        rows = np.asarray(scores)
+        found = np.asarray(values), np.isfinite(rows).all(axis=1), (rows != 0).any(axis=1)
+        for column, part in zip(columns, found, strict=True):
+            column.append(part)
+    return tuple(np.concatenate(column) for column in columns)
 
 
 def _diagnose(log_density, one):
