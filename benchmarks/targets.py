@@ -243,7 +243,7 @@ def _reasons(found):
 
 def _why_torch(scaling, parts):
     each = []
-    for count in ("100", "2000"):
+    for count in ("5", "100", "2000"):
         step = _per_thousand(scaling, "PyTorch Algorithm 1", count)
         if step is None or count not in parts:
             continue
@@ -255,8 +255,11 @@ def _why_torch(scaling, parts):
         each.append(text)
     return (
         "**Algorithm 1 against PyTorch.** What a step of PyTorch loses is the cost of its calls, "
-        "about the same at every n; from a hundred particles on ours is matrix products. With "
-        "nothing but those, " + "; ".join(each) + ". Tried, without a gain beyond the noise: "
+        "about the same at every n; from a hundred particles on ours is matrix products, at five "
+        "calls of a few microseconds each, and there it differs by a half from one process to the "
+        "next. With nothing but the products, "
+        + "; ".join(each)
+        + ". Tried, without a gain beyond the noise: "
         "gradients by hand, one thread, XLA's other schedulers and vector widths, its oneDNN, "
         "XNNPACK and YNNPACK products."
     )
