@@ -21,16 +21,23 @@ from parvi.counting import largest_array, numbers_of
 # its memory.
 _CPU_BYTES = 1 << 23
 _GPU_BYTES = 1 << 30
-# Particles in a block at the least: matrix products of fewer are slow.
+# Particles in a block at the least: 32 of them on 100 000 rows took a third longer than 64.
 _FEWEST = 64
 
 # Of XLA's own debug options: compiled two to four times sooner, and as much slower.
-QUICK: dict[str, str | bool] = {
+_QUICK: dict[str, str | bool] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": "0",
 }
 # Numbers, at most, that quickly compiled programs compute at a time: at 2.5 ns each 50 ms.
 LIGHT = 20_000_000
+
+
+def quickly(function: Callable) -> Any:
+    """``eqx.filter_jit`` with the compiler at its least effort."""
+    # Equinox hands further settings on to jax.jit; its types do not say so.
+    jit: Any = eqx.filter_jit
+    return jit(function, compiler_options=_QUICK)
 
 
 def values_and_scores(
@@ -74,15 +81,21 @@ def evaluate(
     return (_quick if light else _careful)(log_density, particles)
 
 
-# Equinox hands further settings on to jax.jit; its types do not say so.
-_jit: Any = eqx.filter_jit
 _careful = eqx.filter_jit(values_and_scores)
-_quick = _jit(values_and_scores, compiler_options=QUICK)
+_quick = quickly(values_and_scores)
 
 
 def num_blocks(num: int, numbers: int, bytes_each: int) -> int:
-    """Into how many blocks; a divisor of n, where a good one is near, so that none is filled up."""
+    """Into how many blocks, for so many numbers in a particle's largest array."""
     limit = _CPU_BYTES if jax.default_backend() == "cpu" else _GPU_BYTES
     size = max(limit // max(numbers * bytes_each, 1), _FEWEST)
+    return even_blocks(num, size)
+
+
+def even_blocks(num: int, size: int, within: int = 2) -> int:
+    """How many blocks of about this size, at most ``within`` times as many as there must be.
+
+    A divisor of n, so that all are of one size; where there is none, as few as there must be.
+    """
     least = -(-num // size)
-    return next((count for count in range(least, 2 * least) if num % count == 0), least)
+    return next((count for count in range(least, within * least) if num % count == 0), least)

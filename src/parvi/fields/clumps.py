@@ -56,7 +56,7 @@ def separated(
 def _has_valley(values, depth, mass):
     """Of every row."""
     # By counts, without a sort: particles that are spread over devices need not be gathered. For
-    # all rows in one, and without indices: a vmap of it would take four times as long to trace.
+    # all rows in one, and without indices: a vmap of it took three times as long to trace.
     num = values.shape[1]
     shares = np.linspace(0, 1, _FINER * (_NUM_POINTS - 1) + 1, dtype=values.dtype)
     least, most = (bound(values, axis=1, keepdims=True) for bound in (jnp.min, jnp.max))

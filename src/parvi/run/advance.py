@@ -15,7 +15,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from parvi.evaluation import QUICK as _QUICK
+from parvi.evaluation import quickly
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, State
 from parvi.run.sharding import constrained
 from parvi.status import Status
@@ -87,9 +87,9 @@ def _advance(
         return sampler.step(key_sampler, state, target.at(key_target))
 
     # Traced once, for the shapes and for the loop.
-    traced, (like, shapes) = jax.make_jaxpr(one, return_shape=True)(run.state)
-    structure = jax.tree_util.tree_structure((like, shapes))
-    infos = jax.tree_util.tree_map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes)
+    traced, shapes = jax.make_jaxpr(one, return_shape=True)(run.state)
+    structure = jax.tree_util.tree_structure(shapes)
+    infos = jax.tree_util.tree_map(lambda s: jnp.zeros((capacity, *s.shape), s.dtype), shapes[1])
 
     def proceed(carry: tuple[Run, Any, Any]):
         run, _, done = carry
@@ -120,7 +120,7 @@ advance = eqx.filter_jit(_advance)
 OPTIMISED = Programs(start, advance)
 # Equinox hands further settings on to jax.jit; its types do not say so.
 _jit: Any = eqx.filter_jit
-QUICK = Programs(_jit(_start, compiler_options=_QUICK), _jit(_advance, compiler_options=_QUICK))
+QUICK = Programs(quickly(_start), quickly(_advance))
 
 
 # Equinox donates all arrays of all arguments but the first.

@@ -4,35 +4,29 @@ Only the one in the middle, which asks the log density, is compiled with care. C
 one costs a millisecond or two, of a step that takes fifty and more.
 """
 
-from typing import Any
-
-import equinox as eqx
 import jax
 import numpy as np
 
-from parvi.evaluation import QUICK, evaluate
+from parvi.evaluation import evaluate, quickly
 from parvi.interface import Cloud, Info
 from parvi.run.advance import Programs, Run, begun, first_keys, judged, step_keys
 from parvi.status import Status
 
-# Equinox hands further settings on to jax.jit; its types do not say so.
-_jit: Any = eqx.filter_jit
 
-
-@_jit(compiler_options=QUICK)
+@quickly
 def _begin(key, sampler, log_density, rule, particles, found):
     values, scores = found
     key_sampler, _ = first_keys(key)
     return begun(sampler.begin(key_sampler, Cloud(particles, scores, values, log_density)), rule)
 
 
-@_jit(compiler_options=QUICK)
+@quickly
 def _propose(key, run, sampler, log_density):
     key_sampler, _ = step_keys(key, run.state)
     return sampler.propose(key_sampler, run.state, log_density)
 
 
-@_jit(compiler_options=QUICK)
+@quickly
 def _conclude(run, sampler, log_density, rule, stops, moved, proposal, found):
     values, scores = found
     cloud = Cloud(moved, scores, values, log_density)

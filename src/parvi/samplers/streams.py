@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from parvi.evaluation import values_and_scores
+from parvi.evaluation import even_blocks, values_and_scores
 from parvi.fields.frame import DenseFrame
 from parvi.fields.pfg.excess import stein_noise
 from parvi.fields.pfg.functions import RandomFeatures
@@ -205,19 +205,10 @@ def _along(weights, current, sums):
     return jnp.sum(weights * (sums.target + _mean_gradient(current, sums).T))
 
 
-def _blocks(num):
-    """Into how many blocks: a divisor of n, so that all are of one size and none is padded."""
-    least = -(-num // _BLOCK)
-    for count in range(least, 8 * least):
-        if num % count == 0:
-            return count
-    return least
-
-
 def _passed(x, shift, current, log_density, limit):
     """Move every block by W psi (None: not at all), and add up its share of the sums."""
     num, dim = x.shape
-    count = _blocks(num)
+    count = even_blocks(num, _BLOCK, within=8)
     size = -(-num // count)
     even = size * count == num
     functions = RandomFeatures(current.features[0].shape[0])
