@@ -9,7 +9,7 @@ import sys
 from rich.console import Console
 
 # The first six are `make bench`; the others take longer and are asked for by name.
-SPEED = ("scaling", "parts", "cold", "million", "accuracy", "targets")
+SPEED = ("scaling", "breakdown", "cold", "million", "accuracy", "bars")
 NAMES = (*SPEED, "threads", "choosing", "posteriors")
 
 

@@ -15,6 +15,8 @@ from rich.progress import track
 import parvi
 from parvi.models.logistic import logistic_regression
 from parvi.results.metrics import energy_distance, mean_distance
+from parvi.samplers.catalogue import READY
+from parvi.stopping import exactly
 from parvi.targets import zoo
 
 NUM_PARTICLES = 200
@@ -27,25 +29,6 @@ PICTURE = """![the final particles of every sampler on the banana and on the mix
 
 *Final particles over exact draws (grey): above the banana, below the mixture.*
 """
-
-SAMPLERS = {
-    "pfg": parvi.pfg,
-    "pfg_algorithm_1": parvi.pfg_algorithm_1,
-    "svgd": parvi.svgd,
-    "matrix_svgd": parvi.matrix_svgd,
-    "svn": parvi.svn,
-    "projected_svn": parvi.projected_svn,
-    "grassmann_svgd": parvi.grassmann_svgd,
-    "sliced_svgd": parvi.sliced_svgd,
-    "neural_svgd": parvi.neural_svgd,
-    "stein_neural_sampler": parvi.stein_neural_sampler,
-    "jko_icnn": parvi.jko_icnn,
-    "jko_variational": parvi.jko_variational,
-    "langevin": parvi.langevin,
-    "sgld": parvi.sgld,
-    "psgld": parvi.psgld,
-    "nuts": parvi.nuts,
-}
 
 
 def logistic() -> zoo.Exact:
@@ -69,10 +52,12 @@ def targets() -> dict[str, zoo.Exact]:
     }
 
 
-def evaluations_per_step(make, target, dim) -> float:
-    """Evaluations of the log density (with whatever derivatives) a particle and step."""
-    if make is parvi.nuts:
-        return float("nan")  # differs from step to step: taken from the run itself
+def evaluations(make, target, result) -> int:
+    """Evaluations of the log density, with whatever derivatives, of a whole run."""
+    if not isinstance(make(), parvi.Flow):
+        return result.num_gradients
+    # Every step of a flow is like the others, and its field may ask for curvature, which the
+    # history does not count.
     counts = []
     for num_steps in (2, 6):
         count = [0]
@@ -81,33 +66,27 @@ def evaluations_per_step(make, target, dim) -> float:
             jax.debug.callback(lambda _: count.__setitem__(0, count[0] + 1), x[0])
             return target.log_density(x)
 
-        start = np.random.default_rng(0).normal(size=(8, dim))
-        sampler = make()
-        parvi.sample(counted, start, sampler=sampler, num_steps=num_steps, throw=False)
+        start = np.random.default_rng(0).normal(size=(8, target.layout.dim))
+        parvi.sample(counted, start, sampler=exactly(make(), num_steps), throw=False)
         jax.effects_barrier()
         counts.append(count[0])
-    return (counts[1] - counts[0]) / (4 * 8)
+    return round((counts[1] - counts[0]) / (4 * 8) * result.num_particles * result.num_steps)
 
 
 def cell(name, exact, truth) -> dict:
     """One sampler on one target: error against i.i.d., evaluations, seconds."""
     # Compiled programs pile up until the system has no more memory maps to give.
     jax.clear_caches()
-    make = SAMPLERS[name]
+    make = READY[name]
     assert exact.target.layout is not None
     dim = exact.target.layout.dim
     start = np.random.default_rng(1).normal(size=(NUM_PARTICLES, dim))
     result = parvi.sample(exact.target, start, sampler=make(), key=0, throw=False)
     centre, scale = truth.mean(axis=0), truth.std(axis=0)
     x, y = (result.particles - centre) / scale, (truth - centre) / scale
-    if make is parvi.nuts:
-        evaluations = int(result.history["num_gradients"].sum())
-    else:
-        per_step = evaluations_per_step(make, exact.target, dim)
-        evaluations = round(per_step * NUM_PARTICLES * result.num_steps)
     return {
         "energy_ratio": energy_distance(x, y) / (mean_distance(y) / NUM_PARTICLES),
-        "evaluations": evaluations,
+        "evaluations": evaluations(make, exact.target, result),
         "seconds": result.timing.seconds - result.timing.compile_seconds,
         "compile_seconds": result.timing.compile_seconds,
         "steps": result.num_steps,
@@ -138,19 +117,22 @@ def picture(cells: dict, truths: dict, path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    names = list(cells)
-    figure, axes = plt.subplots(4, len(names) // 2, figsize=(2.1 * len(names) // 2, 8.8))
-    for half in range(2):
-        for column, name in enumerate(names[half * len(names) // 2 : (half + 1) * len(names) // 2]):
-            for row, which in enumerate(("banana", "mixture")):
-                axis = axes[2 * half + row, column]
-                truth = truths[which]
-                axis.plot(*truth[:2000].T, ".", color="0.85", markersize=2)
-                axis.plot(*np.array(cells[name][which]["particles"]).T, ".", markersize=3)
-                low, high = truth.min(axis=0), truth.max(axis=0)
-                axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xticks=[], yticks=[])
-                if row == 0:
-                    axis.set_title(name, fontsize=9)
+    columns = -(-len(cells) // 2)
+    figure, axes = plt.subplots(4, columns, figsize=(2.1 * columns, 8.8))
+    for axis in axes.flat:
+        axis.axis("off")
+    for number, name in enumerate(cells):
+        half, column = divmod(number, columns)
+        for row, which in enumerate(("banana", "mixture")):
+            axis = axes[2 * half + row, column]
+            axis.axis("on")
+            truth = truths[which]
+            axis.plot(*truth[:2000].T, ".", color="0.85", markersize=2)
+            axis.plot(*np.array(cells[name][which]["particles"]).T, ".", markersize=3)
+            low, high = truth.min(axis=0), truth.max(axis=0)
+            axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), xticks=[], yticks=[])
+            if row == 0:
+                axis.set_title(name, fontsize=9)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -163,12 +145,12 @@ def main(console: Console) -> None:
     store = ROOT / "results" / "choosing.json"
     store.parent.mkdir(exist_ok=True)
     cells: dict = json.loads(store.read_text()) if store.exists() else {}
-    work = [(s, t) for s in SAMPLERS for t in exacts if t not in cells.get(s, {})]
+    work = [(s, t) for s in READY for t in exacts if t not in cells.get(s, {})]
     for sampler, name in track(work, "choosing", console=console):
         cells.setdefault(sampler, {})[name] = cell(sampler, exacts[name], truths[name])
         # Saved as they finish: a run that is stopped goes on where it was.
         store.write_text(json.dumps(cells))
-    cells = {name: cells[name] for name in SAMPLERS}
+    cells = {name: cells[name] for name in READY}
     text = table(cells, list(exacts))
     page = ROOT / "docs" / "choosing.md"
     before, rest = page.read_text().split(BEGIN)

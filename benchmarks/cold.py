@@ -25,17 +25,23 @@ import json, sys
 import numpy as np, parvi
 from benchmarks.children import peak_bytes
 from benchmarks.problems import sonar_shaped
+from parvi.samplers.bend import Bend
+from parvi.samplers.default import affine
 num = int(sys.argv[1])
 samplers = {
-    "PFG (default)": parvi.pfg(),
+    # Hurried: after one affine step it bends.
+    "PFG (default)": parvi.Sequence(
+        parvi.Stage("affine", affine(share=1e9, patience=1)), parvi.Stage("bend", Bend())
+    ),
     "PFG Algorithm 1": parvi.pfg_algorithm_1(
-        1e-3, preconditioner=parvi.Identity(), batch_size=4096
+        1e-3, preconditioner=parvi.preconditioners.Identity(), batch_size=4096
     ),
 }
 init = np.random.default_rng(0).standard_normal((num, 61), dtype=np.float32)
 run = parvi.sample(sonar_shaped(), init, sampler=samplers[sys.argv[2]], num_steps=3)
 peak = peak_bytes()
-print(json.dumps({"peak": peak, "array": init.nbytes}))
+stages = list(dict.fromkeys(run.history["stage"].tolist()))
+print(json.dumps({"peak": peak, "array": init.nbytes, "stages": stages}))
 """
 LARGE_COUNTS = (250_000, 1_000_000)
 _LARGE_METHODS = ("PFG (default)", "PFG Algorithm 1")

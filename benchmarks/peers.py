@@ -138,11 +138,11 @@ def blackjax_mclmc(target, first, num_draws: int):
 
 
 def _chains(chain, first):
-    compiled = jax.jit(jax.vmap(chain))
+    program = jax.jit(jax.vmap(chain))
 
     def run():
         keys = jax.random.split(jax.random.key(0), _CHAINS)
-        return np.asarray(compiled(keys, jnp.asarray(first[:_CHAINS])))
+        return np.asarray(program(keys, jnp.asarray(first[:_CHAINS])))
 
     return run
 
@@ -151,11 +151,11 @@ def blackjax_pathfinder(target, first, num_draws: int):
     density = target.full()
 
     @jax.jit
-    def compiled(key, position):
+    def draw(key, position):
         state, _ = blackjax.vi.pathfinder.approximate(key, density, position)
         return blackjax.vi.pathfinder.sample(key, state, num_draws)[0]
 
-    return lambda: np.asarray(compiled(jax.random.key(0), jnp.asarray(first[0])))[None]
+    return lambda: np.asarray(draw(jax.random.key(0), jnp.asarray(first[0])))[None]
 
 
 def numpyro_advi(target, first, num_draws: int):

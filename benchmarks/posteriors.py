@@ -95,18 +95,13 @@ def pfg(problem: Problem, start, seed) -> Outcome:
     check = result.check()
     facts = {"status": result.status.name, "ok": check.ok, "findings": list(check.findings)}
     facts["check_seconds"] = time.perf_counter() - began
-    return Outcome(result.particles, _gradients(result), facts)
+    return Outcome(result.particles, result.num_gradients, facts)
 
 
 def svgd(problem: Problem, start, seed) -> Outcome:
     result = parvi.sample(_flat(problem), start, key=seed, sampler=parvi.svgd(), throw=False)
     facts = {"status": result.status.name}
-    return Outcome(result.particles, _gradients(result), facts)
-
-
-def _gradients(result: parvi.Result) -> int:
-    """One a step, one for the look at the start and one for the sampler's own."""
-    return result.num_particles * (result.num_steps + 2)
+    return Outcome(result.particles, result.num_gradients, facts)
 
 
 def nuts(problem: Problem, start, seed) -> Outcome:
@@ -238,7 +233,7 @@ def cell(name: str, method: str, seed: int) -> dict:
 
 
 def missed(problem_needs: float, posterior: bool, row: dict) -> list[str]:
-    """Which of the targets a run of the default missed."""
+    """Which bars a run of the default missed."""
     out = [] if row["worth"] >= problem_needs else [f"worth {row['worth']:.2f}"]
     if posterior and row["mean_error"] > 0.05:
         out.append(f"mean {row['mean_error']:.3f}")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from parvi.cli import app
 
-targets = pytest.importorskip("benchmarks.targets", reason="needs a clone of the repository")
+bars = pytest.importorskip("benchmarks.bars", reason="needs a clone of the repository")
 
 
 def test_elsewhere_it_says_where_to_go(tmp_path, monkeypatch):
@@ -35,7 +35,7 @@ def test_ratios_are_met_or_missed(figures):
     torch = {"5": timed(6.0), "100": timed(5.0)}
     rows = {"PFG Algorithm 1": ours, "PyTorch Algorithm 1": torch}
     figures("scaling", {"particles": rows, "dimensions": {}})
-    found = {verdict.target: verdict for verdict in targets.verdicts()}
+    found = {verdict.bar: verdict for verdict in bars.verdicts()}
     assert found["Algorithm 1 against PyTorch, n = 5"].met
     assert found["Algorithm 1 against PyTorch, n = 100"].measured == "10.0x"
     assert found["Algorithm 1 against PyTorch, n = 100"].met is False
@@ -49,7 +49,7 @@ def test_memory_is_what_grows_with_the_particles(figures):
     rows = {"250000": {"peak": 900, "array": 100}, "1000000": {"peak": 1300, "array": 200}}
     one = {"import": 1.0, "sample": 2.0, "steps": 20}
     figures("cold", {"cold": [one], "cached": [one], "memory": {"PFG (default)": rows}})
-    found = {verdict.target: verdict for verdict in targets.verdicts()}
+    found = {verdict.bar: verdict for verdict in bars.verdicts()}
     memory = found["memory of 1 000 000 particles, PFG (default)"]
     assert memory.measured.startswith("4.0 ")
     assert memory.met
@@ -66,12 +66,12 @@ def test_sooner_is_not_enough_where_the_particles_are_worse(figures):
             "1000": {"PFG (default)": good | {"energy_ratio": 1.2}, "NumPyro NUTS": nuts},
         },
     )
-    first, second = targets.verdicts()
+    first, second = bars.verdicts()
     assert first.met
     assert second.met is False
-    (text,) = [line for line in targets._reasons([first, second]) if line.startswith("**")]
+    (text,) = [line for line in bars._reasons([first, second]) if line.startswith("**")]
     assert "166 rows: 80.0x" in text
 
 
 def test_nothing_measured_is_nothing_claimed(figures):
-    assert targets.verdicts() == []
+    assert bars.verdicts() == []

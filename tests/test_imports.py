@@ -8,10 +8,16 @@ import parvi
 ORDER = [
     ("status", "counting"),
     ("evaluation",),
+    ("cloud",),
     ("interface",),
-    ("targets", "fields", "samplers"),
-    ("results",),
+    ("kernels", "stopping", "steppers", "geometry"),
+    ("targets",),
+    ("fields",),
+    ("functions", "preconditioners"),
+    ("samplers",),
     ("run",),
+    ("results",),
+    ("sampling",),
     ("models", "estimators", "experiments"),
     ("cli",),
 ]
@@ -46,3 +52,10 @@ def test_public_names_exist_once_and_have_docstrings():
     names = [a.asname for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names]
     assert len(names) == len(set(names))
     assert [name for name in names if not getattr(parvi, name).__doc__] == []
+
+
+def test_the_top_level_is_small_and_shows_no_inner_module():
+    shown = dir(parvi)
+    assert 30 <= len(shown) <= 42
+    inner = {"cloud", "counting", "evaluation", "geometry", "interface", "results", "run"}
+    assert not (inner | {"samplers", "status", "targets", "sampling"}) & set(shown)

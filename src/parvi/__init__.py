@@ -1,97 +1,40 @@
 """parvi: particle-based variational inference.
 
 Give it a density known up to a constant; get back a set of particles that is a sample of it.
+Parts to build samplers from are in ``parvi.fields``, ``parvi.kernels``, ``parvi.preconditioners``,
+``parvi.functions``, ``parvi.steppers`` and ``parvi.stopping``.
 """
 
-from parvi import targets as targets
-from parvi.fields.frame import Standardised as Standardised
-from parvi.fields.frame import Whitened as Whitened
-from parvi.fields.grassmann_svgd import GrassmannSVGD as GrassmannSVGD
-from parvi.fields.icnn import ICNN as ICNN
-from parvi.fields.jko_icnn import JKOICNN as JKOICNN
-from parvi.fields.jko_variational import JKOVariational as JKOVariational
-from parvi.fields.kernels import IMQ as IMQ
-from parvi.fields.kernels import RBF as RBF
-from parvi.fields.kernels import CallableKernel as CallableKernel
-from parvi.fields.kernels import Fixed as Fixed
-from parvi.fields.kernels import LinearKernel as LinearKernel
-from parvi.fields.kernels import Median as Median
-from parvi.fields.matrix_svgd import MatrixSVGD as MatrixSVGD
-from parvi.fields.matrix_svgd import PreconditionerMixture as PreconditionerMixture
-from parvi.fields.matrix_svgd import SharedPreconditioner as SharedPreconditioner
-from parvi.fields.matrix_svgd import UnitMean as UnitMean
-from parvi.fields.pfg.field import PFG as PFG
-from parvi.fields.pfg.functions import MLP as MLP
-from parvi.fields.pfg.functions import Linear as Linear
-from parvi.fields.pfg.functions import Network as Network
-from parvi.fields.pfg.functions import RandomFeatures as RandomFeatures
-from parvi.fields.pfg.functions import Scaling as Scaling
-from parvi.fields.pfg.objective import Convex as Convex
-from parvi.fields.pfg.objective import Exact as Exact
-from parvi.fields.pfg.objective import ForwardMode as ForwardMode
-from parvi.fields.pfg.objective import Hutchinson as Hutchinson
-from parvi.fields.pfg.objective import Quadratic as Quadratic
-from parvi.fields.pfg.preconditioners import Fisher as Fisher
-from parvi.fields.pfg.preconditioners import FisherDiagonal as FisherDiagonal
-from parvi.fields.pfg.preconditioners import Hessian as Hessian
-from parvi.fields.pfg.preconditioners import Identity as Identity
-from parvi.fields.pfg.preconditioners import InverseCovariance as InverseCovariance
-from parvi.fields.pfg.preconditioners import Kronecker as Kronecker
-from parvi.fields.pfg.preconditioners import RegressedHessian as RegressedHessian
-from parvi.fields.pfg.solvers import GradientDescent as GradientDescent
-from parvi.fields.pfg.solvers import HeldOutRidge as HeldOutRidge
-from parvi.fields.pfg.solvers import Ridge as Ridge
-from parvi.fields.projected_svn import ProjectedSVN as ProjectedSVN
-from parvi.fields.sliced_svgd import SlicedSVGD as SlicedSVGD
-from parvi.fields.svgd import SVGD as SVGD
-from parvi.fields.svn import SVN as SVN
-from parvi.fields.svn import BlockDiagonalSystem as BlockDiagonalSystem
-from parvi.fields.svn import Dimension as Dimension
-from parvi.fields.svn import FullSystem as FullSystem
+from parvi import fields as fields
+from parvi import functions as functions
+from parvi import kernels as kernels
+from parvi import preconditioners as preconditioners
+from parvi import steppers as steppers
+from parvi import stopping as stopping
 from parvi.results import metrics as metrics
 from parvi.results.result import Result as Result
 from parvi.results.result import load as load
-from parvi.run.sample import sample as sample
-from parvi.samplers.affine_then_bend import AffineThenBend as AffineThenBend
-from parvi.samplers.chains import NUTS as NUTS
-from parvi.samplers.chains import nuts as nuts
+from parvi.samplers.default import pfg as pfg
 from parvi.samplers.flow import Flow as Flow
-from parvi.samplers.langevin import MALA as MALA
-from parvi.samplers.langevin import AcceptanceStep as AcceptanceStep
-from parvi.samplers.langevin import CurvatureStep as CurvatureStep
-from parvi.samplers.langevin import FixedStep as FixedStep
-from parvi.samplers.langevin import Langevin as Langevin
 from parvi.samplers.langevin import langevin as langevin
-from parvi.samplers.psgld import PSGLD as PSGLD
-from parvi.samplers.psgld import ExactCorrection as ExactCorrection
-from parvi.samplers.psgld import NoCorrection as NoCorrection
-from parvi.samplers.psgld import ProbedCorrection as ProbedCorrection
+from parvi.samplers.langevin import mala as mala
+from parvi.samplers.nuts import nuts as nuts
 from parvi.samplers.psgld import psgld as psgld
 from parvi.samplers.ready import grassmann_svgd as grassmann_svgd
 from parvi.samplers.ready import jko_icnn as jko_icnn
 from parvi.samplers.ready import jko_variational as jko_variational
 from parvi.samplers.ready import matrix_svgd as matrix_svgd
 from parvi.samplers.ready import neural_svgd as neural_svgd
-from parvi.samplers.ready import pfg as pfg
 from parvi.samplers.ready import pfg_algorithm_1 as pfg_algorithm_1
 from parvi.samplers.ready import projected_svn as projected_svn
 from parvi.samplers.ready import sliced_svgd as sliced_svgd
 from parvi.samplers.ready import stein_neural_sampler as stein_neural_sampler
 from parvi.samplers.ready import svgd as svgd
 from parvi.samplers.ready import svn as svn
-from parvi.samplers.sgld import SGLD as SGLD
-from parvi.samplers.sgld import PolynomialDecay as PolynomialDecay
+from parvi.samplers.sequence import Sequence as Sequence
+from parvi.samplers.sequence import Stage as Stage
 from parvi.samplers.sgld import sgld as sgld
-from parvi.samplers.stein_neural_sampler import SteinNeuralSampler as SteinNeuralSampler
-from parvi.samplers.steppers import Constant as Constant
-from parvi.samplers.steppers import Curvature as Curvature
-from parvi.samplers.steppers import Decaying as Decaying
-from parvi.samplers.steppers import LineSearch as LineSearch
-from parvi.samplers.steppers import Optax as Optax
-from parvi.samplers.steppers import TrustRegion as TrustRegion
-from parvi.samplers.stopping import AtRest as AtRest
-from parvi.samplers.stopping import KLRate as KLRate
-from parvi.samplers.stopping import Never as Never
+from parvi.sampling import sample as sample
 from parvi.status import SamplingError as SamplingError
 from parvi.status import SamplingInterrupted as SamplingInterrupted
 from parvi.status import Status as Status
@@ -103,3 +46,20 @@ from parvi.targets.minibatch import MiniBatch as MiniBatch
 from parvi.targets.target import Target as Target
 
 __version__ = "0.1.0"
+
+# Modules that only make the library up, which importing them puts here too.
+_INNER = frozenset({"cloud", "counting", "evaluation", "geometry", "interface", "results", "run"})
+_INNER |= {
+    "samplers",
+    "sampling",
+    "status",
+    "targets",
+    "models",
+    "estimators",
+    "experiments",
+    "cli",
+}
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name in globals() if name not in _INNER and name[:1] != "_")

@@ -13,7 +13,7 @@ from rich.progress import track
 from rich.table import Table
 
 import parvi
-from parvi.run.compiled import keep_compiled
+from parvi.run.compile.cache import keep_compiled
 
 app = typer.Typer(
     help="Particle-based variational inference.", no_args_is_help=True, add_completion=False

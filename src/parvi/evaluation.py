@@ -25,7 +25,7 @@ _GPU_BYTES = 1 << 30
 _FEWEST = 64
 
 # Of XLA's own debug options: compiled two to four times sooner, and as much slower.
-_QUICK: dict[str, str | bool] = {
+QUICK: dict[str, str | bool] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": "0",
 }
@@ -37,7 +37,7 @@ def quickly(function: Callable) -> Any:
     """``eqx.filter_jit`` with the compiler at its least effort."""
     # Equinox hands further settings on to jax.jit; its types do not say so.
     jit: Any = eqx.filter_jit
-    return jit(function, compiler_options=_QUICK)
+    return jit(function, compiler_options=QUICK)
 
 
 def values_and_scores(
@@ -47,8 +47,13 @@ def values_and_scores(
     num, dim = particles.shape
     one = jax.ShapeDtypeStruct((dim,), particles.dtype)
     traced = jax.make_jaxpr(jax.value_and_grad(log_density))(one)
+
+    # By this name the cost of a step is told from that of its log density (run/compile/policy).
+    def asked_density(block):
+        return jax.vmap(jaxpr_as_fun(traced))(block)
+
     # The user's function is traced once: its batches are made from what was traced.
-    batch = jax.vmap(jaxpr_as_fun(traced))
+    batch = jax.jit(asked_density)
     count = num_blocks(num, largest_array(traced.jaxpr), particles.dtype.itemsize)
     if count == 1:
         values, scores = batch(particles)

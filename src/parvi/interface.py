@@ -1,13 +1,14 @@
 """The protocol that everything else is built on.
 
-    log density -> Cloud -> Field.fit -> velocity -> Sampler.step -> State
+    log density -> Cloud -> Sampler.propose -> the run evaluates, once -> Sampler.conclude -> Cloud
 
-All arrays are flat and unconstrained here: ``(n, d)``. Pytrees and constraints end at the
-border, in ``parvi.targets``.
+A *cloud* is what was found at the particles. A sampler proposes points and concludes from what was
+found there; the run does the rest: it evaluates the log density, counts the gradients, and puts
+back what was rejected or is not finite. All arrays are flat and unconstrained here: ``(n, d)``.
+Pytrees and constraints end at the border, in ``parvi.targets``.
 """
 
 import abc
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,65 +16,49 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from parvi.evaluation import values_and_scores
-
-LogDensity = Callable[[Float[Array, " d"]], Float[Array, ""]]
-
-
-class State(NamedTuple):
-    """What the next step needs, and nothing else: the carry of the compiled loop."""
-
-    step: Int[Array, ""]
-    particles: Float[Array, "n d"]
-    memory: PyTree[Array]
+from parvi.cloud import AbstractCloud, Cloud
+from parvi.status import Status
 
 
 class Info(NamedTuple):
     """What a human needs to know of one step; the history is a stack of these.
 
-    ``kl_rate`` is the estimate of dKL/dt along the step's velocity (NaN where a sampler has
-    none), ``status`` is ``RUNNING`` unless the sampler knows that it failed.
+    ``status`` is ``RUNNING`` until the sampler knows that it is done (``CONVERGED``) or that it
+    failed. ``kl_rate`` is the estimate of dKL/dt along the step's velocity (NaN where a sampler
+    has none). ``gradients`` counts evaluations: a sampler gives those that it made by itself, and
+    the run adds the one that it makes at every proposed point.
     """
 
     status: Int[Array, ""]
     kl_rate: Float[Array, ""]
     stein_ratio: Float[Array, ""]
     step_size: Float[Array, ""]
-    accepted: Bool[Array, ""]
+    gradients: Int[Array, ""]
     extra: dict[str, Array]
 
-
-class Cloud(eqx.Module):
-    """All that a field may know: the particles, their scores, and the log density itself."""
-
-    particles: Float[Array, "n d"]
-    scores: Float[Array, "n d"]
-    log_densities: Float[Array, " n"]
-    log_density: LogDensity
-
     @classmethod
-    def at(cls, log_density: LogDensity, particles: Float[Array, "n d"]) -> "Cloud":
-        """Evaluate log density and score at every particle, once."""
-        values, scores = values_and_scores(log_density, particles)
-        return cls(particles, scores, values, log_density)
-
-    @property
-    def finite(self) -> Bool[Array, ""]:
-        """Whether every log density and every score is finite."""
-        return jnp.all(jnp.isfinite(self.scores)) & jnp.all(jnp.isfinite(self.log_densities))
-
-    def mean_hessian_product(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
-        """E[grad^2 log p] v over the particles: one forward-over-reverse pass, O(n d) memory."""
-
-        def product(x):
-            return jax.jvp(jax.grad(self.log_density), (x,), (vector,))[1]
-
-        return jnp.mean(jax.vmap(product)(self.particles), axis=0)
-
-    def stein_ratio(self) -> Float[Array, ""]:
-        """-E[(x - mean) . score] / d, which is 1 at the target and falls with a collapse."""
-        centred = self.particles - jnp.mean(self.particles, axis=0)
-        return -jnp.mean(jnp.sum(centred * self.scores, axis=1)) / self.particles.shape[1]
+    def of(
+        cls,
+        cloud: AbstractCloud,
+        step_size: Float[Array, ""],
+        *,
+        status: Any = Status.RUNNING,
+        kl_rate: Any = jnp.nan,
+        stein_ratio: Any = None,
+        gradients: Any = 0,
+        extra: dict[str, Array] | None = None,
+    ) -> "Info":
+        """What is known of a step from this cloud; in its dtype."""
+        dtype = cloud.dtype
+        ratio = cloud.stein_ratio() if stein_ratio is None else stein_ratio
+        return cls(
+            jnp.asarray(status, jnp.int32),
+            jnp.asarray(kl_rate, dtype),
+            jnp.asarray(ratio, dtype),
+            jnp.asarray(step_size, dtype),
+            jnp.asarray(gradients, jnp.int32),
+            {} if extra is None else extra,
+        )
 
 
 class AbstractVelocity(eqx.Module):
@@ -83,13 +68,32 @@ class AbstractVelocity(eqx.Module):
     def __call__(self, x: Float[Array, " d"]) -> Float[Array, " d"]:
         """The velocity at one point."""
 
-    def on(self, cloud: Cloud) -> Float[Array, "n d"]:
+    def on(self, cloud: AbstractCloud) -> Float[Array, "n d"]:
         """The velocity at every particle; may use the cloud's scores instead of asking again."""
         return jax.vmap(self)(cloud.particles)
 
-    def divergences(self, cloud: Cloud) -> Float[Array, " n"]:
+    def divergences(self, cloud: AbstractCloud) -> Float[Array, " n"]:
         """The divergence at every particle; exact, by forward mode unless overridden."""
         return jax.vmap(lambda x: jnp.trace(jax.jacfwd(self)(x)))(cloud.particles)
+
+    def kl_rate(self, cloud: AbstractCloud) -> Float[Array, ""]:
+        """dKL/dt along this velocity, were the particles these."""
+
+        def rate(block, weights):
+            return -weights @ gains(self.on(block), self.divergences(block), block.scores)
+
+        return cloud.mean(rate)
+
+    def length(self, cloud: AbstractCloud, displacement: Float[Array, "n d"]) -> Float[Array, ""]:
+        """The length of a displacement in units of the particles' spread.
+
+        The largest, over the coordinates, of its root mean square over the particles.
+        """
+        spread = jnp.std(cloud.particles, axis=0)
+        root_mean_square = jnp.sqrt(jnp.mean(displacement**2, axis=0))
+        # Particles that coincide have no spread to measure by: they move freely.
+        relative = root_mean_square / jnp.where(spread > 0, spread, 1.0)
+        return jnp.max(jnp.where(spread > 0, relative, 0.0))
 
     def precondition(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
         """H^-1 v for the metric H that the velocity was fitted in (identity unless overridden)."""
@@ -105,22 +109,36 @@ class Fit(NamedTuple):
     extra: dict[str, Array]
 
 
+def gains(
+    values: Float[Array, "n d"], divergences: Float[Array, " n"], scores: Float[Array, "n d"]
+) -> Float[Array, " n"]:
+    """f . grad log p + div f at each particle."""
+    return jnp.sum(values * scores, axis=1) + divergences
+
+
 def kl_rate(
     values: Float[Array, "n d"], divergences: Float[Array, " n"], scores: Float[Array, "n d"]
 ) -> Float[Array, ""]:
     """dKL/dt = -E[f . grad log p + div f] along the velocity f (Dong et al. 2023, Eq. 3)."""
-    return -jnp.mean(jnp.sum(values * scores, axis=1) + divergences)
+    return -jnp.mean(gains(values, divergences, scores))
 
 
 class AbstractField(eqx.Module):
     """Estimates a velocity from a cloud."""
+
+    @property
+    def asks_means_only(self) -> bool:
+        """Whether of scores it asks ``cloud.mean`` only, so that they need not be kept."""
+        return False
 
     @abc.abstractmethod
     def init(self, key: Key[Array, ""], particles: Float[Array, "n d"]) -> PyTree[Array]:
         """What the field remembers from one fit to the next."""
 
     @abc.abstractmethod
-    def fit(self, key: Key[Array, ""], cloud: Cloud, memory: PyTree[Array]) -> tuple[Fit, Any]:
+    def fit(
+        self, key: Key[Array, ""], cloud: AbstractCloud, memory: PyTree[Array]
+    ) -> tuple[Fit, Any]:
         """Fit a velocity; returns it with the new memory."""
 
 
@@ -132,77 +150,53 @@ class AbstractStoppingRule(eqx.Module):
         """What the rule remembers."""
 
     @abc.abstractmethod
-    def update(self, info: Info, memory: PyTree[Array]) -> tuple[Bool[Array, ""], Any]:
-        """Whether the run is done after this step."""
+    def update(
+        self, info: Info, accepted: Bool[Array, ""], memory: PyTree[Array]
+    ) -> tuple[Bool[Array, ""], Any]:
+        """Whether the run is done after this step, which moved some particle or none."""
 
 
 class AbstractSampler(eqx.Module):
-    """All that the driver knows. Keep what the next step needs in ``State``, the rest in ``Info``.
+    """Moves the whole ensemble: proposes points, and concludes from what was found there.
 
-    ``stopping_rule`` ends a run for which no number of steps was asked, ``max_steps`` at the
-    latest. ``State.particles`` are always the last ones with finite log densities and scores.
+    ``stopping_rule`` ends a run, ``max_steps`` at the latest; a sampler that knows by itself when
+    it is done says so by ``Info.status``. What it remembers from one step to the next is its own
+    business: any pytree of arrays whose shapes and dtypes stay.
     """
 
     stopping_rule: eqx.AbstractVar[AbstractStoppingRule]
     max_steps: eqx.AbstractVar[int]
 
-    @abc.abstractmethod
-    def init(
-        self, key: Key[Array, ""], particles: Float[Array, "n d"], log_density: LogDensity
-    ) -> State:
-        """The state before the first step."""
-
-    @abc.abstractmethod
-    def step(
-        self, key: Key[Array, ""], state: State, log_density: LogDensity
-    ) -> tuple[State, Info]:
-        """Move the whole ensemble once."""
-
     @property
-    def brief(self) -> bool:
-        """Whether runs are of so few steps that on small problems they end before a compiler."""
-        return False
+    def asks_means_only(self) -> bool:
+        """Whether of scores it asks ``cloud.mean`` only, so that they need not be kept.
 
-    def keeps_finite(self, particles: Float[Array, "n d"]) -> bool:
-        """Whether ``step`` itself throws away moves to particles that are not finite.
-
-        Then the loop does not: to fall back on the old particles takes an array of their size.
+        Then very many particles take two arrays of their size and no more, at the price of a
+        gradient whenever a mean is asked for.
         """
         return False
-
-    def onward(self, state: State) -> "tuple[AbstractSampler, State]":
-        """The next stage, for a sampler whose ``Info`` said ``PAUSED``, and its state.
-
-        A stage is a program of its own: what few runs need is compiled for those only. The step
-        that paused has changed nothing, its number included, and is done again by the next stage.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has one stage.")
-
-
-class AbstractTwoPartSampler(AbstractSampler):
-    """A sampler that asks the log density once a step, in the middle of it.
-
-    What is before and what is after can then be programs of their own: around a log density that
-    takes long they need not be fast, and are compiled sooner.
-    """
 
     @abc.abstractmethod
-    def begin(self, key: Key[Array, ""], cloud: Cloud) -> State:
-        """The state before the first step, from what was found at the first particles."""
+    def init(self, key: Key[Array, ""], cloud: Cloud) -> PyTree[Array]:
+        """The memory before the first step."""
 
     @abc.abstractmethod
     def propose(
-        self, key: Key[Array, ""], state: State, log_density: LogDensity
-    ) -> tuple[Float[Array, "n d"], Any]:
-        """Where the log density is asked for next, and what ``conclude`` has to know."""
+        self, key: Key[Array, ""], cloud: Cloud, memory: PyTree[Array]
+    ) -> tuple[Float[Array, "n d"] | Cloud, Any]:
+        """Where to look next, and what ``conclude`` has to know.
+
+        Points are evaluated by the run; a sampler that has found out by itself what is there gives
+        a ``Cloud``.
+        """
 
     @abc.abstractmethod
-    def conclude(self, state: State, proposal: Any, proposed: Cloud) -> tuple[State, Info]:
-        """The end of the step, with what was found there."""
+    def conclude(
+        self, cloud: Cloud, pending: Any, arrived: Cloud
+    ) -> tuple[Bool[Array, "..."], Any, Info]:
+        """Which points are taken (all or none, or a flag for each), the new memory, and facts.
 
-    def init(self, key, particles, log_density):
-        return self.begin(key, Cloud.at(log_density, particles))
-
-    def step(self, key, state, log_density):
-        moved, proposal = self.propose(key, state, log_density)
-        return self.conclude(state, proposal, Cloud.at(log_density, moved))
+        The run puts back particles whose points are not taken. Points that are not finite are
+        never taken: of a flag for each, such a one is dropped; a move of all that was taken as a
+        whole ends the run as ``NONFINITE``.
+        """

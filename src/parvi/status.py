@@ -13,12 +13,14 @@ class Status(enum.IntEnum):
     DIVERGED = 4
     STALLED = 5
     INTERRUPTED = 6
-    PAUSED = 7
 
     @property
     def failed(self) -> bool:
         """Whether the particles should not be used as a sample."""
         return self in (Status.NONFINITE, Status.DIVERGED, Status.STALLED)
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def message(self) -> str:
@@ -28,13 +30,12 @@ class Status(enum.IntEnum):
 
 _MESSAGES = {
     Status.RUNNING: "The run has not ended.",
-    Status.CONVERGED: "The stopping rule was satisfied.",
-    Status.MAX_STEPS: "All steps were done; the stopping rule was not satisfied.",
+    Status.CONVERGED: "The sampler came to its end: its stopping rule was satisfied.",
+    Status.MAX_STEPS: "All steps were made; the stopping rule was not satisfied.",
     Status.NONFINITE: "The log density or its gradient became NaN or infinite at a proposed move.",
     Status.DIVERGED: "The particles ran away, further than their dtype can resolve.",
     Status.STALLED: "No move was accepted, however short.",
     Status.INTERRUPTED: "The run was interrupted.",
-    Status.PAUSED: "The run goes on with the sampler's next stage.",
 }
 
 

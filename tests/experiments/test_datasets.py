@@ -1,4 +1,4 @@
-"""The registry: every file known again, read as its publisher describes it, or a clear error."""
+"""The data sets: every file known again, read as its publisher describes it, or a clear error."""
 
 import functools
 import gzip
@@ -133,7 +133,7 @@ def served(tmp_path):
 
 
 def small_year(root, url, monkeypatch, sha256=None):
-    """A file of Year's format with six rows, registered in its stead."""
+    """A file of Year's format with six rows, put in its stead."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=(6, 90)).round(5)
     years = [2001, 1999, 1985, 2010, 1970, 2003]

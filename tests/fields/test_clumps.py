@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from parvi.fields.clumps import separated
-from parvi.fields.frame import DenseFrame
+from parvi.geometry.clumps import separated
+from parvi.geometry.frame import DenseFrame
 from parvi.targets import zoo
 
 CLUMPED = {"four modes": zoo.four_modes(2), "four modes in 20 dimensions": zoo.four_modes(20)}

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from parvi.cloud import Cloud
 from parvi.fields.pfg.excess import stein_excess
 from parvi.fields.pfg.functions import RandomFeatures
 
@@ -33,7 +34,8 @@ def test_against_a_sum_over_the_particles():
     with jax.enable_x64(True):
         functions = RandomFeatures(5)
         frozen = functions.informed(jax.random.key(0), jnp.asarray(x), jnp.asarray(s))
-        ours = stein_excess(functions, frozen, jnp.asarray(x), jnp.asarray(s), 1e-2)
+        cloud = Cloud(jnp.asarray(x), jnp.asarray(s), jnp.zeros(40), jnp.sum)
+        ours = stein_excess(functions, frozen, cloud, 1e-2)
         expected = by_hand(functions, [np.asarray(a) for a in frozen], x, s, 1e-2)
         np.testing.assert_allclose(ours, expected, rtol=1e-9)
 
@@ -43,7 +45,8 @@ def test_is_one_for_independent_draws_and_large_for_wrong_ones():
 
     @jax.jit
     def excess(key, x):
-        return jnp.mean(stein_excess(functions, functions.informed(key, x, -x), x, -x, 1e-2))
+        cloud = Cloud(x, -x, jnp.zeros(len(x)), jnp.sum)
+        return jnp.mean(stein_excess(functions, functions.informed(key, x, -x), cloud, 1e-2))
 
     keys = jax.random.split(jax.random.key(0), 20)
     draws = [jax.random.normal(key, (512, 4)) for key in keys]

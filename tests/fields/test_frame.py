@@ -9,7 +9,9 @@ import pytest
 
 import parvi
 from oracle import exact
-from parvi.fields.frame import DenseFrame, DiagonalFrame
+from parvi.cloud import Cloud
+from parvi.geometry.frame import DenseFrame, DiagonalFrame
+from parvi.run.step import step
 
 DIM, NUM = 4, 30
 # Condition number of the map, 1e2, times that of a fit, over some steps.
@@ -56,12 +58,13 @@ def diagonal_map():
 
 
 def final(field, density, start, num_steps=5):
-    sampler = parvi.Flow(field, parvi.Constant(0.2))
-    step = eqx.filter_jit(sampler.step)
-    state = sampler.init(jax.random.key(0), jnp.asarray(start), density)
+    sampler = parvi.Flow(field, parvi.steppers.Constant(0.2))
+    one = eqx.filter_jit(step)
+    cloud = Cloud.at(density, jnp.asarray(start))
+    memory = sampler.init(jax.random.key(0), cloud)
     for i in range(num_steps):
-        state, _ = step(jax.random.key(i), state, density)
-    return np.asarray(state.particles)
+        cloud, memory, _, _ = one(jax.random.key(i), cloud, memory, sampler)
+    return np.asarray(cloud.particles)
 
 
 def assert_invariant(field, matrix, offset):
@@ -72,16 +75,30 @@ def assert_invariant(field, matrix, offset):
 
 
 ROTATION_EQUIVARIANT = {
-    "pfg_identity": parvi.PFG(parvi.Linear(), parvi.Identity(), parvi.Ridge(0.1)),
-    "pfg_regressed": parvi.PFG(parvi.Linear(), parvi.RegressedHessian(), parvi.Ridge(1e-3)),
-    "pfg_hessian": parvi.PFG(parvi.Linear(), parvi.Hessian(), parvi.Ridge(0.0)),
-    "pfg_fisher": parvi.PFG(parvi.Linear(), parvi.Fisher(decay=0.0), parvi.Ridge(0.0)),
-    "svgd": parvi.SVGD(parvi.RBF()),
+    "pfg_identity": parvi.fields.PFG(
+        parvi.functions.Linear(), parvi.preconditioners.Identity(), parvi.fields.Ridge(0.1)
+    ),
+    "pfg_regressed": parvi.fields.PFG(
+        parvi.functions.Linear(), parvi.preconditioners.RegressedHessian(), parvi.fields.Ridge(1e-3)
+    ),
+    "pfg_hessian": parvi.fields.PFG(
+        parvi.functions.Linear(), parvi.preconditioners.Hessian(), parvi.fields.Ridge(0.0)
+    ),
+    "pfg_fisher": parvi.fields.PFG(
+        parvi.functions.Linear(), parvi.preconditioners.Fisher(decay=0.0), parvi.fields.Ridge(0.0)
+    ),
+    "svgd": parvi.fields.SVGD(parvi.kernels.RBF()),
 }
 ANY = {
-    "random_features": parvi.PFG(parvi.RandomFeatures(8), parvi.FisherDiagonal(), parvi.Ridge(0.1)),
-    "mlp": parvi.PFG(
-        parvi.MLP(6, jnp.tanh), parvi.FisherDiagonal(), parvi.GradientDescent(SGD, num_steps=3)
+    "random_features": parvi.fields.PFG(
+        parvi.functions.RandomFeatures(8),
+        parvi.preconditioners.FisherDiagonal(),
+        parvi.fields.Ridge(0.1),
+    ),
+    "mlp": parvi.fields.PFG(
+        parvi.functions.MLP(6, jnp.tanh),
+        parvi.preconditioners.FisherDiagonal(),
+        parvi.fields.GradientDescent(SGD, num_steps=3),
     ),
 }
 
@@ -89,18 +106,18 @@ ANY = {
 @pytest.mark.parametrize("name", ROTATION_EQUIVARIANT)
 def test_whitened_is_affine_invariant(name):
     """A field that does not mind rotations of what it sees does not mind any affine map."""
-    assert_invariant(parvi.Whitened(ROTATION_EQUIVARIANT[name]), *general_map())
+    assert_invariant(parvi.fields.Whitened(ROTATION_EQUIVARIANT[name]), *general_map())
 
 
 @pytest.mark.parametrize("name", ANY)
 def test_whitened_any_field(name):
     """Any field at all: maps with the same Cholesky frame, lower triangular ones."""
-    assert_invariant(parvi.Whitened(ANY[name]), *triangular_map())
+    assert_invariant(parvi.fields.Whitened(ANY[name]), *triangular_map())
 
 
 @pytest.mark.parametrize("name", ANY)
 def test_standardised_is_invariant_to_units(name):
-    assert_invariant(parvi.Standardised(ANY[name]), *diagonal_map())
+    assert_invariant(parvi.fields.Standardised(ANY[name]), *diagonal_map())
 
 
 def test_without_a_frame_it_is_not_invariant():
@@ -138,7 +155,7 @@ def test_operations_of_a_frame(name):
     np.testing.assert_allclose(frame.leave(frame.enter(x)), x, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("wrap", [parvi.Whitened, parvi.Standardised])
+@pytest.mark.parametrize("wrap", [parvi.fields.Whitened, parvi.fields.Standardised])
 def test_velocity_of_a_frame(wrap):
     """Values, divergences and the KL rate in x are those of the velocity as a function of x."""
     field = wrap(ANY["mlp"])
@@ -175,9 +192,15 @@ def singular(case, dtype):
     "case",
     ["one_particle", "coinciding", "in_a_plane", "constant_coordinate", "fewer_than_dimensions"],
 )
-@pytest.mark.parametrize("wrap", [parvi.Whitened, parvi.Standardised])
+@pytest.mark.parametrize("wrap", [parvi.fields.Whitened, parvi.fields.Standardised])
 def test_singular_clouds_stay_finite(case, wrap, dtype):
-    field = wrap(parvi.PFG(parvi.Linear(), parvi.RegressedHessian(), parvi.Ridge(1e-3)))
+    field = wrap(
+        parvi.fields.PFG(
+            parvi.functions.Linear(),
+            parvi.preconditioners.RegressedHessian(),
+            parvi.fields.Ridge(1e-3),
+        )
+    )
     fit = exact.fit(field, log_density, singular(case, dtype))
     assert fit.values.dtype == dtype
     assert np.all(np.isfinite(fit.values))

@@ -8,7 +8,7 @@ import pytest
 
 import parvi
 from parvi.fields.pfg.functions import Parameters, forward_mode
-from parvi.fields.pfg.objective import Exact, ForwardMode
+from parvi.fields.pfg.objective import ExactDivergence, ForwardMode
 
 # Sums of tens of terms of order one in float64.
 ROUNDING = 1e-12
@@ -26,15 +26,17 @@ def particles(num=NUM, seed=0):
 
 
 CLASSES = {
-    "linear": parvi.Linear(),
-    "random_features": parvi.RandomFeatures(9),
-    "random_features_wide": parvi.RandomFeatures(5, jax.nn.sigmoid, scale=2.0),
-    "mlp_sigmoid": parvi.MLP(7),
-    "mlp_tanh": parvi.MLP(7, jnp.tanh),
-    "mlp_relu": parvi.MLP(7, jax.nn.relu),
-    "mlp_swish": parvi.MLP(7, jax.nn.swish),
-    "mlp_scaling": parvi.MLP(7, jnp.tanh, scaling=True),
-    "network": parvi.Network(lambda key, dim: eqx.nn.MLP(dim, dim, 8, 2, jnp.tanh, key=key)),
+    "linear": parvi.functions.Linear(),
+    "random_features": parvi.functions.RandomFeatures(9),
+    "random_features_wide": parvi.functions.RandomFeatures(5, jax.nn.sigmoid, scale=2.0),
+    "mlp_sigmoid": parvi.functions.MLP(7),
+    "mlp_tanh": parvi.functions.MLP(7, jnp.tanh),
+    "mlp_relu": parvi.functions.MLP(7, jax.nn.relu),
+    "mlp_swish": parvi.functions.MLP(7, jax.nn.swish),
+    "mlp_scaling": parvi.functions.MLP(7, jnp.tanh, scaling=True),
+    "network": parvi.functions.Network(
+        lambda key, dim: eqx.nn.MLP(dim, dim, 8, 2, jnp.tanh, key=key)
+    ),
 }
 
 each_class = pytest.mark.parametrize("name", CLASSES)
@@ -73,7 +75,7 @@ def test_values_and_divergences(name):
         return (
             functions.with_divergences(parameters, x),
             forward_mode(functions, parameters, x),
-            Exact()(key, functions, parameters, x),
+            ExactDivergence()(key, functions, parameters, x),
             ForwardMode()(key, functions, parameters, x),
         )
 
@@ -103,7 +105,7 @@ def test_moments_of_features(name):
     """f = W psi with the features and gradients that the closed-form solvers are given."""
     functions, parameters = drawn(name)
     x = particles()
-    moments = functions.moments(parameters.frozen, x)
+    moments = functions.moments(parameters.frozen, x, jnp.full(NUM, 1 / NUM))
     weights = parameters.trainable
     assert moments.features.shape == (NUM, functions.num_weights(DIM))
     np.testing.assert_allclose(
@@ -118,7 +120,7 @@ def test_moments_of_features(name):
 
 def test_random_features_bend_at_particles():
     """Each threshold lies at a particle, and each direction has the length that was asked."""
-    functions = parvi.RandomFeatures(50, scale=2.0)
+    functions = parvi.functions.RandomFeatures(50, scale=2.0)
     x = particles()
     directions, offsets = functions.init(jax.random.key(0), x).frozen
     np.testing.assert_allclose(jnp.linalg.norm(directions, axis=1), 2.0, rtol=ROUNDING)
@@ -145,7 +147,7 @@ def test_hutchinson_is_unbiased(draw, num_probes):
     # A trace that is large beside the off-diagonal entries, which are the noise.
     parameters = Parameters((), weights | {"W2": weights["W2"] + 2 * weights["W1"].T})
     x = particles(3)
-    hutchinson = parvi.Hutchinson(num_probes, draw)
+    hutchinson = parvi.fields.Hutchinson(num_probes, draw)
     keys = jax.random.split(jax.random.key(1), 4000)
     values, estimates = jax.jit(jax.vmap(lambda key: hutchinson(key, functions, parameters, x)))(
         keys
@@ -165,7 +167,7 @@ def test_probes_divide_the_variance():
     keys = jax.random.split(jax.random.key(2), 4000)
 
     def variance(num_probes):
-        hutchinson = parvi.Hutchinson(num_probes)
+        hutchinson = parvi.fields.Hutchinson(num_probes)
         run = jax.jit(jax.vmap(lambda key: hutchinson(key, functions, parameters, x)[1]))
         return np.var(run(keys), axis=0)
 
@@ -178,8 +180,8 @@ def test_one_rademacher_probe_is_exact_for_a_diagonal_jacobian():
     diagonal = jnp.array([1.0, -2.0, 0.5, 3.0])
     weights = jnp.concatenate([jnp.ones((DIM, 1)), jnp.diag(diagonal)], axis=1)
     x = particles()
-    arguments = (parvi.Linear(), Parameters((), weights), x)
-    _, exact = parvi.Hutchinson(1)(jax.random.key(0), *arguments)
+    arguments = (parvi.functions.Linear(), Parameters((), weights), x)
+    _, exact = parvi.fields.Hutchinson(1)(jax.random.key(0), *arguments)
     np.testing.assert_allclose(exact, np.full(NUM, 2.5), rtol=ROUNDING)
-    _, noisy = parvi.Hutchinson(1, jax.random.normal)(jax.random.key(0), *arguments)
+    _, noisy = parvi.fields.Hutchinson(1, jax.random.normal)(jax.random.key(0), *arguments)
     assert np.std(noisy) > 0.5

@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 
 import parvi
+from parvi.cloud import Cloud
 from parvi.fields import grassmann_svgd
 from parvi.fields.grassmann_svgd import GrassmannSVGD
-from parvi.interface import Cloud, kl_rate
+from parvi.fields.svgd import SVGD
+from parvi.interface import kl_rate
+from parvi.kernels import Fixed, Median
+from parvi.run.step import step
 
 
 def banana(x):
@@ -46,7 +50,7 @@ def test_a_full_projector_is_svgd_in_any_rotation():
         rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
         memory = memory._replace(projectors=jnp.asarray(rotation)[None])
         fit, _ = refit(field, jax.random.key(0), cloud, memory)
-        svgd, _ = parvi.SVGD().fit(jax.random.key(0), cloud, ())
+        svgd, _ = SVGD().fit(jax.random.key(0), cloud, ())
         # The median is searched to 1e-4 of its rank, and rounding may end the search elsewhere:
         # none was seen. Else the rounding of a rotation, on numbers of order 100.
         np.testing.assert_allclose(fit.values, svgd.values, atol=1e-10)
@@ -139,7 +143,7 @@ def test_particles_beyond_all_measure_stay_finite(dtype):
         particles[4] = 1e15
         # In units of the bandwidth the cube of this distance would not be a float32.
         cloud = Cloud.at(standard, jnp.asarray(particles, dtype))
-        fit, memory = fitted(GrassmannSVGD(bandwidth=parvi.Fixed(0.1)), cloud)
+        fit, memory = fitted(GrassmannSVGD(bandwidth=Fixed(0.1)), cloud)
         assert np.all(np.isfinite(fit.values))
         assert np.all(np.isfinite(memory.projectors))
 
@@ -174,7 +178,7 @@ def test_order_of_the_particles_does_not_matter(k):
 def test_bandwidth_on_lines_is_the_median(shift):
     with jax.enable_x64(True):
         particles = make_cloud(300, 3).particles + shift
-        field = GrassmannSVGD(bandwidth=parvi.Median(over_log=False))
+        field = GrassmannSVGD(bandwidth=Median(over_log=False))
         fit, _ = fitted(field, Cloud.at(banana, particles), num_fits=2)
         first, second = np.triu_indices(300, 1)
         lines = fit.velocity.projectors[..., 0]
@@ -205,12 +209,12 @@ def test_projectors_stay_orthonormal_through_50_steps(k, dtype):
     with jax.enable_x64(dtype == np.float64):
         cloud = make_cloud(20, 6, dtype)
         sampler = parvi.grassmann_svgd(subspace_dim=k)
-        state = sampler.init(jax.random.key(0), cloud.particles, banana)
-        step = eqx.filter_jit(lambda key, state: sampler.step(key, state, banana))
-        start = state.memory.field.projectors
+        memory = sampler.init(jax.random.key(0), cloud)
+        move = eqx.filter_jit(step)
+        start = memory.field.projectors
         for number in range(50):
-            state, _ = step(jax.random.key(number), state)
-        projectors = state.memory.field.projectors
+            cloud, memory, *_ = move(jax.random.key(number), cloud, memory, sampler)
+        projectors = memory.field.projectors
         gram = jnp.einsum("mdk,mdj->mkj", projectors, projectors)
         # A fresh QR at each step: no drift, an error of a few eps whatever the step before.
         error = jnp.max(jnp.abs(gram - jnp.eye(k, dtype=dtype)))
@@ -227,7 +231,7 @@ def test_projectors_climb_their_discrepancy():
         diagonal = jnp.ones(4) / 2
         precision = jnp.eye(4) + 3 * jnp.outer(diagonal, diagonal)
         cloud = make_cloud(80, 4, log_density=lambda x: -0.5 * x @ precision @ x)
-        field = GrassmannSVGD(temperature=0.0, bandwidth=parvi.Fixed(1.0), projector_step=0.02)
+        field = GrassmannSVGD(temperature=0.0, bandwidth=Fixed(1.0), projector_step=0.02)
         memory = field.init(jax.random.key(0), cloud.particles)
         rates = []
         for _ in range(100):
@@ -266,13 +270,14 @@ def test_number_of_projectors_is_that_of_the_paper(dim, k, shape):
 def test_one_particle_and_coinciding_particles_stay_finite(num, dtype):
     with jax.enable_x64(dtype == np.float64):
         sampler = parvi.grassmann_svgd()
-        state = sampler.init(jax.random.key(0), jnp.full((num, 3), 0.5, dtype), banana)
-        step = eqx.filter_jit(lambda key, state: sampler.step(key, state, banana))
+        cloud = Cloud.at(banana, jnp.full((num, 3), 0.5, dtype))
+        memory = sampler.init(jax.random.key(0), cloud)
+        move = eqx.filter_jit(step)
         for number in range(3):
-            state, info = step(jax.random.key(number), state)
-            assert info.accepted
-        assert state.particles.dtype == dtype
-        assert jnp.all(jnp.isfinite(state.particles))
+            cloud, memory, info, moved = move(jax.random.key(number), cloud, memory, sampler)
+            assert moved
+        assert cloud.dtype == dtype
+        assert jnp.all(jnp.isfinite(cloud.particles))
         assert jnp.isfinite(info.kl_rate)
 
 

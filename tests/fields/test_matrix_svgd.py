@@ -39,23 +39,32 @@ def fit(field, cloud):
     return field.fit(KEY, cloud, field.init(KEY, cloud.particles))[0]
 
 
-@pytest.mark.parametrize("kernel", [parvi.RBF(), parvi.IMQ(), parvi.LinearKernel()])
+@pytest.mark.parametrize(
+    "kernel", [parvi.kernels.RBF(), parvi.kernels.IMQ(), parvi.kernels.LinearKernel()]
+)
 def test_identity_is_svgd(kernel):
     cloud = cloud_of()
-    expected = fit(parvi.SVGD(kernel), cloud)
-    got = fit(parvi.MatrixSVGD(parvi.SharedPreconditioner(parvi.Identity()), kernel), cloud)
+    expected = fit(parvi.fields.SVGD(kernel), cloud)
+    got = fit(
+        parvi.fields.MatrixSVGD(
+            parvi.fields.SharedPreconditioner(parvi.preconditioners.Identity()), kernel
+        ),
+        cloud,
+    )
     # The same operations: rounding only.
     np.testing.assert_allclose(got.values, expected.values, rtol=1e-13)
     np.testing.assert_allclose(got.kl_rate, expected.kl_rate, rtol=1e-13)
 
 
-@pytest.mark.parametrize("kernel", [parvi.RBF(), parvi.IMQ()])
+@pytest.mark.parametrize("kernel", [parvi.kernels.RBF(), parvi.kernels.IMQ()])
 def test_one_anchor_with_the_identity_is_svgd(kernel):
     """With more anchors, even all with Q = I, the weights w_l(x) w_l(y) change the kernel."""
     cloud = cloud_of()
-    expected = fit(parvi.SVGD(kernel), cloud)
-    one = parvi.PreconditionerMixture(parvi.Identity(), anchors=np.array([[0.3, -0.2, 1.0]]))
-    got = fit(parvi.MatrixSVGD(one, kernel), cloud)
+    expected = fit(parvi.fields.SVGD(kernel), cloud)
+    one = parvi.fields.PreconditionerMixture(
+        parvi.preconditioners.Identity(), anchors=np.array([[0.3, -0.2, 1.0]])
+    )
+    got = fit(parvi.fields.MatrixSVGD(one, kernel), cloud)
     # The pull to the anchor is subtracted from itself, of the size of the scores: rounding.
     np.testing.assert_allclose(got.values, expected.values, rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(got.kl_rate, expected.kl_rate, rtol=1e-12)
@@ -63,15 +72,17 @@ def test_one_anchor_with_the_identity_is_svgd(kernel):
 
 def test_one_anchor_is_the_shared_preconditioner_of_that_point():
     cloud, anchor = cloud_of(), np.array([[0.3, -0.2, 1.0]])
-    mixture = fit(parvi.MatrixSVGD(parvi.PreconditionerMixture(anchors=anchor)), cloud)
+    mixture = fit(
+        parvi.fields.MatrixSVGD(parvi.fields.PreconditionerMixture(anchors=anchor)), cloud
+    )
     hessian = -np.asarray(jax.hessian(log_density)(jnp.asarray(anchor[0])))
 
     def quadratic(x):
         return -0.5 * x @ hessian @ x
 
-    shared = parvi.SharedPreconditioner()
+    shared = parvi.fields.SharedPreconditioner()
     frozen = Cloud(cloud.particles, cloud.scores, cloud.log_densities, quadratic)
-    expected = fit(parvi.MatrixSVGD(shared), frozen)
+    expected = fit(parvi.fields.MatrixSVGD(shared), frozen)
     # Two ways to the same numbers: rounding times the condition of a 3 x 3 Hessian.
     np.testing.assert_allclose(mixture.values, expected.values, rtol=1e-11, atol=1e-13)
 
@@ -103,29 +114,31 @@ def test_mixture_by_its_definition():
 
         return jnp.mean(jax.vmap(one)(cloud.particles, cloud.scores), axis=0)
 
-    field = parvi.MatrixSVGD(parvi.PreconditionerMixture(), parvi.RBF(parvi.Fixed(h)))
+    field = parvi.fields.MatrixSVGD(
+        parvi.fields.PreconditionerMixture(), parvi.kernels.RBF(parvi.kernels.Fixed(h))
+    )
     # Rounding, times the condition of the Hessians.
     expected = jax.jit(jax.vmap(velocity))(cloud.particles)
     np.testing.assert_allclose(fit(field, cloud).values, expected, rtol=1e-11, atol=1e-13)
 
 
-KRONECKER = parvi.Kronecker(((1, 2), (1,)))
+KRONECKER = parvi.preconditioners.Kronecker(((1, 2), (1,)))
 
 
 @pytest.mark.parametrize(
     "matrix_kernel",
     [
-        parvi.SharedPreconditioner(),
-        parvi.SharedPreconditioner(parvi.FisherDiagonal()),
-        parvi.SharedPreconditioner(parvi.RegressedHessian()),
-        parvi.SharedPreconditioner(KRONECKER),
-        parvi.PreconditionerMixture(),
-        parvi.PreconditionerMixture(KRONECKER),
+        parvi.fields.SharedPreconditioner(),
+        parvi.fields.SharedPreconditioner(parvi.preconditioners.FisherDiagonal()),
+        parvi.fields.SharedPreconditioner(parvi.preconditioners.RegressedHessian()),
+        parvi.fields.SharedPreconditioner(KRONECKER),
+        parvi.fields.PreconditionerMixture(),
+        parvi.fields.PreconditionerMixture(KRONECKER),
     ],
 )
 def test_kl_rate_is_that_of_the_velocity(matrix_kernel):
     cloud = cloud_of()
-    got = fit(parvi.MatrixSVGD(matrix_kernel, parvi.UnitMean()), cloud)
+    got = fit(parvi.fields.MatrixSVGD(matrix_kernel, parvi.fields.UnitMean()), cloud)
     values, divergences = by_forward_mode(got.velocity, cloud)
     np.testing.assert_allclose(got.values, values, rtol=1e-12, atol=1e-14)
     expected = kl_rate(values, divergences, cloud.scores)
@@ -135,11 +148,13 @@ def test_kl_rate_is_that_of_the_velocity(matrix_kernel):
 
 
 @pytest.mark.parametrize(
-    "matrix_kernel", [parvi.SharedPreconditioner(), parvi.PreconditionerMixture()]
+    "matrix_kernel", [parvi.fields.SharedPreconditioner(), parvi.fields.PreconditionerMixture()]
 )
 def test_affine_equivariance(matrix_kernel):
-    kernel = parvi.UnitMean(parvi.RBF(parvi.Fixed(2.0)))
-    sampler = parvi.Flow(parvi.MatrixSVGD(matrix_kernel, kernel), parvi.Constant(0.3))
+    kernel = parvi.fields.UnitMean(parvi.kernels.RBF(parvi.kernels.Fixed(2.0)))
+    sampler = parvi.Flow(
+        parvi.fields.MatrixSVGD(matrix_kernel, kernel), parvi.steppers.Constant(0.3)
+    )
     start = np.random.default_rng(2).normal(size=(8, 3))
     plain = parvi.sample(log_density, start, sampler=sampler, num_steps=10)
     image = start @ MATRIX.T + SHIFT
@@ -151,7 +166,7 @@ def test_affine_equivariance(matrix_kernel):
 
 def test_unit_mean():
     particles = cloud_of().particles
-    kernel = parvi.UnitMean(parvi.IMQ()).adapted(particles, None)
+    kernel = parvi.fields.UnitMean(parvi.kernels.IMQ()).adapted(particles, None)
     pairs = jax.vmap(lambda x: jax.vmap(lambda y: kernel(x, y))(particles))(particles)
     np.testing.assert_allclose(jnp.mean(pairs), 1.0, rtol=1e-12)
 
@@ -159,12 +174,14 @@ def test_unit_mean():
 def test_unit_mean_of_a_part_of_the_particles():
     """Far apart only the pairs of a particle with itself count: the mean is 1 / n, not 1 / m."""
     particles = 100.0 * jnp.arange(12.0)[:, None]
-    kernel = parvi.UnitMean(parvi.RBF(parvi.Fixed(1.0))).adapted(particles, 4)
+    kernel = parvi.fields.UnitMean(parvi.kernels.RBF(parvi.kernels.Fixed(1.0))).adapted(
+        particles, 4
+    )
     np.testing.assert_allclose(kernel.scale, 12.0, rtol=1e-12)
 
 
 def test_bad_input():
     with pytest.raises(ValueError, match="radial"):
-        parvi.MatrixSVGD(parvi.PreconditionerMixture(), parvi.LinearKernel())
+        parvi.fields.MatrixSVGD(parvi.fields.PreconditionerMixture(), parvi.kernels.LinearKernel())
     with pytest.raises(ValueError, match="alone"):
-        parvi.PreconditionerMixture(parvi.InverseCovariance())
+        parvi.fields.PreconditionerMixture(parvi.preconditioners.InverseCovariance())

@@ -19,10 +19,12 @@ def log_density(x):
 
 
 def test_is_pfg_with_identity_metric_bitwise():
-    solver = parvi.GradientDescent(_adam(5e-3), 4, holdout=0.25, patience=2)
-    field = parvi.PFG(parvi.Network(_swish(32, 2)), parvi.Identity(), solver)
-    stepper = parvi.TrustRegion(parvi.Constant(0.1))
-    by_hand = parvi.Flow(parvi.Whitened(field), stepper)
+    solver = parvi.fields.GradientDescent(_adam(5e-3), 4, holdout=0.25, patience=2)
+    field = parvi.fields.PFG(
+        parvi.functions.Network(_swish(32, 2)), parvi.preconditioners.Identity(), solver
+    )
+    stepper = parvi.steppers.TrustRegion(parvi.steppers.Constant(0.1))
+    by_hand = parvi.Flow(parvi.fields.Whitened(field), stepper)
     ready = parvi.neural_svgd(num_inner_steps=4, patience=2)
     runs = [parvi.sample(log_density, START, sampler=s, num_steps=3) for s in (by_hand, ready)]
     np.testing.assert_array_equal(runs[0].particles, runs[1].particles)
@@ -48,8 +50,12 @@ def test_fit_is_descent_on_the_regularised_stein_discrepancy():
     num_steps = 3
     optimizer = optax.adam(5e-3)
     with jax.enable_x64(True):
-        solver = parvi.GradientDescent(optimizer, num_steps, holdout=0.25, patience=num_steps)
-        field = parvi.PFG(parvi.Network(_swish(32, 2)), parvi.Identity(), solver)
+        solver = parvi.fields.GradientDescent(
+            optimizer, num_steps, holdout=0.25, patience=num_steps
+        )
+        field = parvi.fields.PFG(
+            parvi.functions.Network(_swish(32, 2)), parvi.preconditioners.Identity(), solver
+        )
         particles = jnp.asarray(START)
         memory = field.init(jax.random.key(7), particles)
         cloud = Cloud.at(log_density, particles)

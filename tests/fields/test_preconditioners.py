@@ -67,9 +67,9 @@ def covariance(cloud):
 
 
 DENSE = {
-    "fisher": (parvi.Fisher, fisher),
-    "hessian": (parvi.Hessian, hessian),
-    "covariance": (parvi.InverseCovariance, covariance),
+    "fisher": (parvi.preconditioners.Fisher, fisher),
+    "hessian": (parvi.preconditioners.Hessian, hessian),
+    "covariance": (parvi.preconditioners.InverseCovariance, covariance),
 }
 each_dense = pytest.mark.parametrize("name", DENSE)
 each_exponent = pytest.mark.parametrize("exponent", [0.0, 0.1, 0.5, 1.0])
@@ -92,12 +92,14 @@ def test_fisher_diagonal(exponent):
     cloud = a_cloud()
     squares = np.mean(np.asarray(cloud.scores) ** 2, axis=0)
     expected = np.diag((squares + 0.01 * squares.mean()) ** exponent)
-    metric = estimated(parvi.FisherDiagonal(exponent=exponent, damping=0.01), cloud)
+    metric = estimated(parvi.preconditioners.FisherDiagonal(exponent=exponent, damping=0.01), cloud)
     assert exact.relative_error(dense(metric), expected) < ROUNDING
 
 
 def test_identity():
-    assert np.array_equal(dense(estimated(parvi.Identity(), a_cloud())), np.eye(DIM))
+    assert np.array_equal(
+        dense(estimated(parvi.preconditioners.Identity(), a_cloud())), np.eye(DIM)
+    )
 
 
 def test_regressed_hessian():
@@ -113,7 +115,7 @@ def test_regressed_hessian():
     inverse = np.linalg.inv(factor)
     expected = inverse.T @ inner @ inverse
     # The frame has a jitter of 100 eps on its correlations, of condition number below 1e2.
-    metric = estimated(parvi.RegressedHessian(), cloud)
+    metric = estimated(parvi.preconditioners.RegressedHessian(), cloud)
     assert exact.relative_error(dense(metric), expected) < ROUNDING
 
 
@@ -123,10 +125,10 @@ def test_regressed_hessian_of_a_gaussian_is_its_precision():
     target = exact.covariance_of(rng, np.geomspace(0.1, 1, DIM))
     density = exact.gaussian(np.ones(DIM), target)
     wide = exact.particles_with(rng, NUM, np.zeros(DIM), 2 * target)
-    metric = estimated(parvi.RegressedHessian(), exact.cloud_of(density, wide))
+    metric = estimated(parvi.preconditioners.RegressedHessian(), exact.cloud_of(density, wide))
     assert exact.relative_error(dense(metric), np.linalg.inv(target)) < ROUNDING
     narrow = exact.particles_with(rng, NUM, np.zeros(DIM), target / 3)
-    metric = estimated(parvi.RegressedHessian(), exact.cloud_of(density, narrow))
+    metric = estimated(parvi.preconditioners.RegressedHessian(), exact.cloud_of(density, narrow))
     assert exact.relative_error(dense(metric), np.linalg.inv(target / 3)) < ROUNDING
 
 
@@ -146,7 +148,9 @@ def kronecker_reference(scores, exponent, damping):
 @each_exponent
 def test_kronecker(exponent):
     cloud = a_cloud()
-    metric = estimated(parvi.Kronecker(SHAPES, exponent=exponent, damping=0.01), cloud)
+    metric = estimated(
+        parvi.preconditioners.Kronecker(SHAPES, exponent=exponent, damping=0.01), cloud
+    )
     expected = kronecker_reference(cloud.scores, exponent, 0.01)
     assert exact.relative_error(dense(metric), expected) < ROUNDING
 
@@ -160,25 +164,25 @@ def test_kronecker_is_exact_for_a_kronecker_fisher():
     particles = exact.particles_with(rng, NUM, np.zeros(DIM), np.linalg.inv(information))
     cloud = exact.cloud_of(exact.gaussian(np.zeros(DIM), np.linalg.inv(information)), particles)
     assert exact.relative_error(fisher(cloud), information) < ROUNDING
-    metric = estimated(parvi.Kronecker(((2, 3),), damping=1e-6), cloud)
+    metric = estimated(parvi.preconditioners.Kronecker(((2, 3),), damping=1e-6), cloud)
     assert exact.relative_error(dense(metric), information) < ROUNDING
 
 
 def test_kronecker_like_a_particle():
     particle = {"a": jnp.zeros((2, 2)), "b": jnp.zeros(2), "c": jnp.zeros(())}
-    assert parvi.Kronecker.like(particle, decay=0.5).shapes == ((2, 2), (2,), ())
+    assert parvi.preconditioners.Kronecker.like(particle, decay=0.5).shapes == ((2, 2), (2,), ())
     with pytest.raises(ValueError, match=r"7 numbers, but the particles have 6"):
-        parvi.Kronecker.like(particle).init(jnp.zeros((3, DIM)))
+        parvi.preconditioners.Kronecker.like(particle).init(jnp.zeros((3, DIM)))
 
 
 ALL = {
-    "identity": parvi.Identity(),
-    "fisher_diagonal": parvi.FisherDiagonal(),
-    "fisher": parvi.Fisher(),
-    "hessian": parvi.Hessian(),
-    "inverse_covariance": parvi.InverseCovariance(),
-    "regressed_hessian": parvi.RegressedHessian(),
-    "kronecker": parvi.Kronecker(SHAPES),
+    "identity": parvi.preconditioners.Identity(),
+    "fisher_diagonal": parvi.preconditioners.FisherDiagonal(),
+    "fisher": parvi.preconditioners.Fisher(),
+    "hessian": parvi.preconditioners.Hessian(),
+    "inverse_covariance": parvi.preconditioners.InverseCovariance(),
+    "regressed_hessian": parvi.preconditioners.RegressedHessian(),
+    "kronecker": parvi.preconditioners.Kronecker(SHAPES),
 }
 each = pytest.mark.parametrize("name", ALL)
 
@@ -213,31 +217,31 @@ def test_always_positive_definite(name, case):
 
 
 def test_indefinite_hessian_is_taken_by_size():
-    metric = estimated(parvi.Hessian(), a_cloud(density=saddle))
+    metric = estimated(parvi.preconditioners.Hessian(), a_cloud(density=saddle))
     expected = np.diag(np.arange(1.0, DIM + 1))
     assert exact.relative_error(dense(metric), expected) < ROUNDING
-    clipped = dense(estimated(parvi.Hessian(damping=0.5), a_cloud(density=saddle)))
+    clipped = dense(estimated(parvi.preconditioners.Hessian(damping=0.5), a_cloud(density=saddle)))
     assert exact.relative_error(np.diag(clipped), [3, 3, 3, 4, 5, 6]) < ROUNDING
 
 
 AVERAGED = {
     "fisher_diagonal": (
-        parvi.FisherDiagonal(decay=0.7, damping=0.01),
+        parvi.preconditioners.FisherDiagonal(decay=0.7, damping=0.01),
         lambda cloud: np.diag(fisher(cloud)),
         lambda average: np.diag(average + 0.01 * average.mean()),
     ),
     "fisher": (
-        parvi.Fisher(decay=0.7, damping=0.01),
+        parvi.preconditioners.Fisher(decay=0.7, damping=0.01),
         fisher,
         lambda average: power(average, 1.0, 0.01),
     ),
     "hessian": (
-        parvi.Hessian(decay=0.7, damping=0.01),
+        parvi.preconditioners.Hessian(decay=0.7, damping=0.01),
         hessian,
         lambda average: power(average, 1.0, 0.01),
     ),
     "inverse_covariance": (
-        parvi.InverseCovariance(decay=0.7, damping=0.01),
+        parvi.preconditioners.InverseCovariance(decay=0.7, damping=0.01),
         covariance,
         lambda average: np.linalg.inv(power(average, 1.0, 0.01)),
     ),
@@ -259,7 +263,7 @@ def test_moving_average(name):
 
 
 def test_kronecker_averages_its_factors():
-    preconditioner = parvi.Kronecker(SHAPES, decay=0.7)
+    preconditioner = parvi.preconditioners.Kronecker(SHAPES, decay=0.7)
     first, second = a_cloud(0), a_cloud(1)
     memory = preconditioner.init(first.particles)
     _, memory = preconditioner.update(first, memory)
@@ -272,7 +276,13 @@ def test_kronecker_averages_its_factors():
 
 
 @pytest.mark.parametrize(
-    "make", [parvi.FisherDiagonal, parvi.Fisher, parvi.Hessian, parvi.InverseCovariance]
+    "make",
+    [
+        parvi.preconditioners.FisherDiagonal,
+        parvi.preconditioners.Fisher,
+        parvi.preconditioners.Hessian,
+        parvi.preconditioners.InverseCovariance,
+    ],
 )
 def test_errors(make):
     with pytest.raises(ValueError, match="exponent must be between 0 and 1"):

@@ -33,12 +33,12 @@ def fit(field, cloud):
     return field.fit(KEY, cloud, field.init(KEY, cloud.particles))[0]
 
 
-@pytest.mark.parametrize("system", [parvi.BlockDiagonalSystem(), parvi.FullSystem()])
+@pytest.mark.parametrize("system", [parvi.fields.BlockDiagonalSystem(), parvi.fields.FullSystem()])
 @pytest.mark.parametrize("prior", [(0.0, 1.0), (np.ones(3), COVARIANCE)])
 def test_all_directions_are_svn(system, prior):
-    cloud, svn = cloud_of(), parvi.SVN(system)
+    cloud, svn = cloud_of(), parvi.fields.SVN(system)
     expected = fit(svn, cloud)
-    got = fit(parvi.ProjectedSVN(3, 0.0, *prior, svn=svn), cloud)
+    got = fit(parvi.fields.ProjectedSVN(3, 0.0, *prior, svn=svn), cloud)
     # SVN is affine invariant where the density is log-concave: rounding, times the condition of
     # the system, which for the full one is at most 1 / damping.
     np.testing.assert_allclose(got.values, expected.values, rtol=1e-9, atol=1e-12)
@@ -48,7 +48,7 @@ def test_all_directions_are_svn(system, prior):
 @pytest.mark.parametrize(("rank", "threshold"), [(2, 0.0), (3, 1.2), (3, 100.0)])
 def test_kl_rate_is_that_of_the_velocity(rank, threshold):
     cloud = cloud_of()
-    got = fit(parvi.ProjectedSVN(rank, threshold), cloud)
+    got = fit(parvi.fields.ProjectedSVN(rank, threshold), cloud)
     values, divergences = by_forward_mode(got.velocity, cloud)
     np.testing.assert_allclose(got.values, values, rtol=1e-12, atol=1e-14)
     # Closed form against forward mode: rounding.
@@ -68,7 +68,7 @@ def by_forward_mode(velocity, cloud):
 def test_masked_directions_change_nothing():
     """Three directions of which one is below the threshold are the same as two."""
     cloud = cloud_of()
-    two, masked = (fit(parvi.ProjectedSVN(*s), cloud) for s in [(2, 0.0), (3, 1.2)])
+    two, masked = (fit(parvi.fields.ProjectedSVN(*s), cloud) for s in [(2, 0.0), (3, 1.2)])
     assert int(masked.extra["rank"]) == 2
     np.testing.assert_allclose(masked.values, two.values, rtol=1e-11)
 
@@ -120,8 +120,8 @@ def test_linear_inverse_problem():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="rank"):
-        parvi.ProjectedSVN(rank=0)
+        parvi.fields.ProjectedSVN(rank=0)
     with pytest.raises(ValueError, match="threshold"):
-        parvi.ProjectedSVN(threshold=-1.0)
+        parvi.fields.ProjectedSVN(threshold=-1.0)
     with pytest.raises(ValueError, match="prior_mean has shape"):
-        parvi.ProjectedSVN(prior_mean=np.zeros(2)).init(KEY, jnp.zeros((4, 3)))
+        parvi.fields.ProjectedSVN(prior_mean=np.zeros(2)).init(KEY, jnp.zeros((4, 3)))

@@ -8,9 +8,13 @@ import optax
 import pytest
 
 import parvi
+from parvi.cloud import Cloud
 from parvi.fields.lines import squares_on_lines
 from parvi.fields.sliced_svgd import SlicedSVGD
-from parvi.interface import Cloud, kl_rate
+from parvi.fields.svgd import SVGD
+from parvi.interface import kl_rate
+from parvi.kernels import Fixed, Median
+from parvi.run.step import step
 
 
 def banana(x):
@@ -44,7 +48,7 @@ def test_equals_svgd_in_one_dimension(basis):
     with jax.enable_x64(True):
         cloud = make_cloud(30, 1)
         sliced, memory = fitted(SlicedSVGD(basis=jnp.asarray(basis)), cloud, num_fits=3)
-        svgd, _ = parvi.SVGD().fit(jax.random.key(0), cloud, ())
+        svgd, _ = SVGD().fit(jax.random.key(0), cloud, ())
         # SVGD takes squared distances from a matrix product, which loses a few digits of the
         # small ones: 1e-12 of numbers of order 10.
         np.testing.assert_allclose(sliced.values, svgd.values, atol=1e-11)
@@ -144,7 +148,7 @@ def test_a_fit_is_that_of_automatic_differentiation(num, rotated):
 def test_bandwidths_are_those_of_each_line_alone(num, over_log):
     with jax.enable_x64(True):
         positions = make_cloud(num, 3).particles.T
-        bandwidth = parvi.Median(over_log)
+        bandwidth = Median(over_log)
         squares = jax.jit(lambda t: squares_on_lines(bandwidth, t, 512))(positions)
         alone = jax.jit(jax.vmap(lambda t: bandwidth.of(t[:, None], 512)))(positions)
         # The same search, on counts that are the same.
@@ -177,7 +181,7 @@ def test_learned_directions_are_unit_vectors_of_higher_discrepancy():
         # Correlated coordinates: the axes are not the worst directions.
         precision = jnp.array([[2.0, 1.6, 0.0], [1.6, 2.0, 0.5], [0.0, 0.5, 1.0]])
         cloud = make_cloud(60, 3, log_density=lambda x: -0.5 * x @ precision @ x)
-        field = SlicedSVGD(optax.sgd(0.02), bandwidth=parvi.Fixed(1.0))
+        field = SlicedSVGD(optax.sgd(0.02), bandwidth=Fixed(1.0))
         memory = field.init(jax.random.key(0), cloud.particles)
         rates = []
         for _ in range(60):
@@ -196,13 +200,14 @@ def test_learned_directions_are_unit_vectors_of_higher_discrepancy():
 def test_one_particle_and_coinciding_particles_stay_finite(num, dtype):
     with jax.enable_x64(dtype == np.float64):
         sampler = parvi.sliced_svgd()
-        state = sampler.init(jax.random.key(0), jnp.full((num, 3), 0.5, dtype), banana)
-        step = eqx.filter_jit(lambda key, state: sampler.step(key, state, banana))
+        cloud = Cloud.at(banana, jnp.full((num, 3), 0.5, dtype))
+        memory = sampler.init(jax.random.key(0), cloud)
+        move = eqx.filter_jit(step)
         for number in range(3):
-            state, info = step(jax.random.key(number), state)
-            assert info.accepted
-        assert state.particles.dtype == dtype
-        assert jnp.all(jnp.isfinite(state.particles))
+            cloud, memory, info, moved = move(jax.random.key(number), cloud, memory, sampler)
+            assert moved
+        assert cloud.dtype == dtype
+        assert jnp.all(jnp.isfinite(cloud.particles))
         assert jnp.isfinite(info.kl_rate)
 
 

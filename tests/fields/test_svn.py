@@ -10,7 +10,7 @@ import parvi
 from parvi.interface import AbstractVelocity, Cloud, kl_rate
 
 KEY = jax.random.key(0)
-SYSTEMS = [parvi.BlockDiagonalSystem(), parvi.FullSystem()]
+SYSTEMS = [parvi.fields.BlockDiagonalSystem(), parvi.fields.FullSystem()]
 
 
 @pytest.fixture(autouse=True)
@@ -34,12 +34,12 @@ def fit(field, cloud):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("kernel", [None, parvi.IMQ()])
+@pytest.mark.parametrize("kernel", [None, parvi.kernels.IMQ()])
 def test_one_particle_is_newton(system, kernel):
     cloud = cloud_of(1)
     hessian = jax.hessian(log_density)(cloud.particles[0])
     expected = -np.linalg.solve(hessian, cloud.scores[0])
-    got = fit(parvi.SVN(system, kernel), cloud).values[0]
+    got = fit(parvi.fields.SVN(system, kernel), cloud).values[0]
     # One 3 x 3 system solved in two ways: rounding times its condition, 10.
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
@@ -52,14 +52,14 @@ def test_one_particle_at_a_saddle_goes_uphill():
 
     cloud = cloud_of(1, saddle)
     expected = np.asarray(cloud.particles[0]) * [1, -1, -1]
-    np.testing.assert_allclose(fit(parvi.SVN(), cloud).values[0], expected, rtol=1e-12)
+    np.testing.assert_allclose(fit(parvi.fields.SVN(), cloud).values[0], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("kernel", [None, parvi.IMQ()])
+@pytest.mark.parametrize("kernel", [None, parvi.kernels.IMQ()])
 def test_kl_rate_is_that_of_the_velocity(system, kernel):
     cloud = cloud_of(9)
-    got = fit(parvi.SVN(system, kernel), cloud)
+    got = fit(parvi.fields.SVN(system, kernel), cloud)
     values, divergences = by_forward_mode(got.velocity, cloud)
     np.testing.assert_allclose(got.values, values, rtol=1e-12)
     # Closed form against forward mode: rounding.
@@ -90,7 +90,7 @@ def test_blocks_by_their_definition():
 
     expected = jax.jit(jax.vmap(velocity))(cloud.particles)
     # Rounding times the condition of the blocks.
-    np.testing.assert_allclose(fit(parvi.SVN(), cloud).values, expected, rtol=1e-10)
+    np.testing.assert_allclose(fit(parvi.fields.SVN(), cloud).values, expected, rtol=1e-10)
 
 
 def test_full_system_is_the_second_variation():
@@ -106,7 +106,9 @@ def test_full_system_is_the_second_variation():
     particles = jnp.array([[1.5, 0.2], [-1.4, 0.9], [0.3, -1.6]])
     cloud = Cloud.at(density, particles)
     h = 1.5
-    field = parvi.SVN(parvi.FullSystem(1e-12), parvi.RBF(parvi.Fixed(h)))
+    field = parvi.fields.SVN(
+        parvi.fields.FullSystem(1e-12), parvi.kernels.RBF(parvi.kernels.Fixed(h))
+    )
     solved = fit(field, cloud).velocity.inner
 
     def model(coefficients):
@@ -141,7 +143,7 @@ def test_mean_of_a_gaussian_in_few_steps(system):
         return -0.5 * (x - mean) @ (precision @ (x - mean))
 
     start = np.random.default_rng(3).normal(size=(30, 3))
-    sampler = parvi.Flow(parvi.SVN(system), parvi.Constant(0.5))
+    sampler = parvi.Flow(parvi.fields.SVN(system), parvi.steppers.Constant(0.5))
     result = parvi.sample(gaussian, start, sampler=sampler, num_steps=15)
     scales = 1 / np.sqrt(np.diag(precision))
     error = np.abs(result.particles.mean(axis=0) - mean) / scales
@@ -157,16 +159,16 @@ def test_mean_of_a_gaussian_in_few_steps(system):
 
 def test_bandwidth_counts_varying_coordinates():
     particles = jnp.array([[0.0, 1.0, 5.0], [0.0, 2.0, 6.0]])
-    assert parvi.Dimension().of(particles, None) == 4.0
+    assert parvi.fields.Dimension().of(particles, None) == 4.0
     # One particle has nothing to tell, and must still have a bandwidth.
-    assert parvi.Dimension().of(particles[:1], None) == 2.0
+    assert parvi.fields.Dimension().of(particles[:1], None) == 2.0
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_coinciding_particles_stay_finite(system):
     cloud = Cloud.at(log_density, jnp.ones((4, 3)))
-    got = fit(parvi.SVN(system), cloud)
-    newton = fit(parvi.SVN(system), Cloud.at(log_density, jnp.ones((1, 3))))
+    got = fit(parvi.fields.SVN(system), cloud)
+    newton = fit(parvi.fields.SVN(system), Cloud.at(log_density, jnp.ones((1, 3))))
     assert np.isfinite(got.kl_rate)
     # All together they take one particle's step.
     np.testing.assert_allclose(got.values, np.tile(newton.values, (4, 1)), rtol=1e-10)
@@ -174,8 +176,8 @@ def test_coinciding_particles_stay_finite(system):
 
 def test_bad_input():
     with pytest.raises(ValueError, match="radial"):
-        parvi.SVN(kernel=parvi.LinearKernel())
+        parvi.fields.SVN(kernel=parvi.kernels.LinearKernel())
     with pytest.raises(ValueError, match="damping"):
-        parvi.SVN(damping=0.0)
+        parvi.fields.SVN(damping=0.0)
     with pytest.raises(ValueError, match="damping"):
-        parvi.FullSystem(damping=2.0)
+        parvi.fields.FullSystem(damping=2.0)

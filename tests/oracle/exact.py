@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parvi.interface import Cloud
+from parvi.cloud import Cloud
 
 
 def moments(particles):

@@ -1,5 +1,6 @@
 """Algorithm 1 to the letter, against a transcription of its pseudo-code in plain loops."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +9,15 @@ import pytest
 
 import parvi
 from oracle import exact
+from parvi.cloud import Cloud
+from parvi.fields.pfg.field import PFG
+from parvi.fields.pfg.functions import MLP
+from parvi.fields.pfg.objective import Convex, Quadratic
+from parvi.fields.pfg.preconditioners import FisherDiagonal, Identity
+from parvi.fields.pfg.solvers import GradientDescent
+from parvi.run.step import step
+from parvi.samplers.flow import Flow
+from parvi.steppers import Constant
 
 # float64; the same sums in another order, over 4 outer and 3 inner steps.
 ROUNDING = 1e-11
@@ -78,27 +88,27 @@ def transcription(particles, theta, regulariser, estimate, shift):
 
 
 CASES = {
-    "plain": (half_square, parvi.Quadratic(), identity, parvi.Identity(), 0.0),
+    "plain": (half_square, Quadratic(), identity, Identity(), 0.0),
     "fisher_diagonal": (
         half_square,
-        parvi.Quadratic(),
+        Quadratic(),
         fisher_diagonal,
-        parvi.FisherDiagonal(decay=DECAY, damping=DAMPING),
+        FisherDiagonal(decay=DECAY, damping=DAMPING),
         0.0,
     ),
     "cubic": (
         cubic,
-        parvi.Convex(lambda f: jnp.sum(f**2) ** 1.5 / 3),
+        Convex(lambda f: jnp.sum(f**2) ** 1.5 / 3),
         identity,
-        parvi.Identity(),
+        Identity(),
         0.0,
     ),
-    "base_shift": (half_square, parvi.Quadratic(), identity, parvi.Identity(), 0.3),
+    "base_shift": (half_square, Quadratic(), identity, Identity(), 0.3),
     "base_shift_preconditioned": (
         half_square,
-        parvi.Quadratic(),
+        Quadratic(),
         fisher_diagonal,
-        parvi.FisherDiagonal(decay=DECAY, damping=DAMPING),
+        FisherDiagonal(decay=DECAY, damping=DAMPING),
         0.3,
     ),
 }
@@ -107,26 +117,25 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_to_the_letter(name):
     regulariser, own_regulariser, estimate, preconditioner, shift = CASES[name]
-    solver = parvi.GradientDescent(optax.sgd(ETA_INNER), num_steps=NUM_INNER)
-    field = parvi.PFG(
-        parvi.MLP(WIDTH), preconditioner, solver, base_shift=shift, regulariser=own_regulariser
-    )
-    sampler = parvi.Flow(field, parvi.Constant(ETA))
+    solver = GradientDescent(optax.sgd(ETA_INNER), num_steps=NUM_INNER)
+    field = PFG(MLP(WIDTH), preconditioner, solver, base_shift=shift, regulariser=own_regulariser)
+    sampler = Flow(field, Constant(ETA))
     start = jnp.asarray(np.random.default_rng(0).normal(size=(NUM, DIM)))
-    state = sampler.init(jax.random.key(0), start, log_density)
-    theta = state.memory.field.solver.parameters.trainable
+    cloud = Cloud.at(log_density, start)
+    memory = sampler.init(jax.random.key(0), cloud)
+    theta = memory.field.solver.parameters.trainable
 
-    step = jax.jit(lambda key, state: sampler.step(key, state, log_density)[0])
+    move = eqx.filter_jit(step)
     for i in range(NUM_STEPS):
-        state = step(jax.random.key(i), state)
+        cloud, memory, *_ = move(jax.random.key(i), cloud, memory, sampler)
     expected, expected_theta = transcription(list(start), theta, regulariser, estimate, shift)
-    assert exact.relative_error(state.particles, expected) < ROUNDING
-    fitted = state.memory.field.solver.parameters.trainable
+    assert exact.relative_error(cloud.particles, expected) < ROUNDING
+    fitted = memory.field.solver.parameters.trainable
     for part, value in expected_theta.items():
         assert exact.relative_error(fitted[part], value) < ROUNDING
     # Something happened: the net was trained and the particles moved.
     assert exact.relative_error(fitted["W2"], theta["W2"]) > 1e-3
-    assert exact.relative_error(state.particles, start) > 1e-2
+    assert exact.relative_error(cloud.particles, start) > 1e-2
 
 
 def test_ready_made_algorithm_1_has_momentum_and_warm_up():
@@ -137,12 +146,12 @@ def test_ready_made_algorithm_1_has_momentum_and_warm_up():
         NUM_INNER,
         learning_rate=ETA_INNER,
         momentum=0.9,
-        preconditioner=parvi.Identity(),
+        preconditioner=Identity(),
         warm_up=2,
     )
     optimizer = optax.sgd(ETA_INNER, momentum=0.9)
-    solver = parvi.GradientDescent(optimizer, num_steps=NUM_INNER, warm_up=2)
-    parts = parvi.Flow(parvi.PFG(parvi.MLP(WIDTH), None, solver), parvi.Constant(ETA))
+    solver = GradientDescent(optimizer, num_steps=NUM_INNER, warm_up=2)
+    parts = Flow(PFG(MLP(WIDTH), None, solver), Constant(ETA))
     start = np.random.default_rng(0).normal(size=(NUM, DIM))
     one = parvi.sample(log_density, start, sampler=ready, num_steps=3)
     other = parvi.sample(log_density, start, sampler=parts, num_steps=3)

@@ -71,13 +71,16 @@ def optimal_transport(case, m, S):
 
 
 def pfg(preconditioner):
-    return parvi.PFG(parvi.Linear(), preconditioner, parvi.Ridge(0.0))
+    return parvi.fields.PFG(parvi.functions.Linear(), preconditioner, parvi.fields.Ridge(0.0))
 
 
 AFFINE = {
-    "svgd_linear": (linear_svgd, lambda case: parvi.SVGD(parvi.LinearKernel(case.matrix))),
-    "pfg_plain": (plain, lambda case: pfg(parvi.Identity())),
-    "pfg_mahalanobis": (mahalanobis, lambda case: pfg(parvi.Hessian())),
+    "svgd_linear": (
+        linear_svgd,
+        lambda case: parvi.fields.SVGD(parvi.kernels.LinearKernel(case.matrix)),
+    ),
+    "pfg_plain": (plain, lambda case: pfg(parvi.preconditioners.Identity())),
+    "pfg_mahalanobis": (mahalanobis, lambda case: pfg(parvi.preconditioners.Hessian())),
 }
 
 each_affine = pytest.mark.parametrize(("formula", "make"), AFFINE.values(), ids=AFFINE.keys())
@@ -149,7 +152,7 @@ def test_flow_follows_the_gaussian_ode(formula, make, case):
     expected_mean, expected_covariance = gaussian_ode(case, formula, time)
 
     def reached(factor):
-        sampler = parvi.Flow(make(case), parvi.Constant(time / (factor * num_steps)))
+        sampler = parvi.Flow(make(case), parvi.steppers.Constant(time / (factor * num_steps)))
         result = parvi.sample(
             case.log_density, case.particles, sampler=sampler, num_steps=factor * num_steps
         )
@@ -169,18 +172,20 @@ def test_mahalanobis_mean_path_is_the_optimal_transport_path(case):
     """(4) moves the mean along the segment that optimal transport takes."""
     slope, offset = optimal_transport(case, case.mean, case.covariance)
     transport = slope @ case.mean + offset
-    fit = exact.fit(pfg(parvi.Hessian()), case.log_density, case.particles)
+    fit = exact.fit(pfg(parvi.preconditioners.Hessian()), case.log_density, case.particles)
     assert exact.relative_error(np.mean(fit.values, axis=0), transport) < ROUNDING
 
     step, num_steps = 0.1, 12
-    sampler = parvi.Flow(pfg(parvi.Hessian()), parvi.Constant(step))
+    sampler = parvi.Flow(pfg(parvi.preconditioners.Hessian()), parvi.steppers.Constant(step))
     result = parvi.sample(case.log_density, case.particles, sampler=sampler, num_steps=num_steps)
     left = (1 - step) ** num_steps
     on_segment = case.target_mean + left * (case.mean - case.target_mean)
     assert exact.relative_error(result.particles.mean(axis=0), on_segment) < ROUNDING
 
     # The plain gradient leaves the segment: the angle between the two is not small.
-    other = np.mean(exact.fit(pfg(parvi.Identity()), case.log_density, case.particles).values, 0)
+    other = np.mean(
+        exact.fit(pfg(parvi.preconditioners.Identity()), case.log_density, case.particles).values, 0
+    )
     cosine = other @ transport / np.linalg.norm(other) / np.linalg.norm(transport)
     assert cosine < 0.95
 
@@ -207,9 +212,9 @@ def test_only_linear_svgd_rotates(case):
         return (jacobian - jacobian.T) / 2
 
     outer = np.outer(case.target_mean, case.mean)
-    curl = antisymmetric(parvi.SVGD(parvi.LinearKernel()))
+    curl = antisymmetric(parvi.fields.SVGD(parvi.kernels.LinearKernel()))
     assert exact.relative_error(curl, (outer - outer.T) / 2) < ROUNDING
-    assert np.max(np.abs(antisymmetric(pfg(parvi.Identity())))) < ROUNDING
+    assert np.max(np.abs(antisymmetric(pfg(parvi.preconditioners.Identity())))) < ROUNDING
 
 
 # (2) SVGD with the RBF kernel exp(-|x - y|^2 / (2 sigma^2)) / sigma.
@@ -284,7 +289,7 @@ def test_rbf_velocity_of_many_particles(sigma):
     factor = np.linalg.cholesky(case.covariance)
     particles = case.mean + rng.normal(size=(batches, num, 2)) @ factor.T
     points = case.mean + rng.normal(size=(batches, 200, 2)) @ factor.T
-    kernel = parvi.RBF(parvi.Fixed(2 * sigma**2), normalised=True)
+    kernel = parvi.kernels.RBF(parvi.kernels.Fixed(2 * sigma**2), normalised=True)
 
     @jax.jit
     def velocities(particles, points):
@@ -313,7 +318,11 @@ def test_rbf_velocity_vanishes_far_away():
     """g = O(|x| exp(-|x|^2 / 2)) in units of S + sigma^2 I, where PFG's grows with x."""
     case = Case(2)
     far = case.mean + np.array([[0.0, 12.0]])
-    fit = exact.fit(parvi.SVGD(parvi.RBF(parvi.Fixed(2.0))), case.log_density, case.particles)
+    fit = exact.fit(
+        parvi.fields.SVGD(parvi.kernels.RBF(parvi.kernels.Fixed(2.0))),
+        case.log_density,
+        case.particles,
+    )
     assert np.linalg.norm(jax.vmap(fit.velocity)(far)) < 1e-6
-    other = exact.fit(pfg(parvi.Hessian()), case.log_density, case.particles)
+    other = exact.fit(pfg(parvi.preconditioners.Hessian()), case.log_density, case.particles)
     assert np.linalg.norm(jax.vmap(other.velocity)(far)) > 1

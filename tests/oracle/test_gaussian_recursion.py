@@ -13,7 +13,17 @@ import pytest
 
 import parvi
 from oracle import exact
-from parvi.interface import Cloud
+from parvi.cloud import Cloud
+from parvi.fields.framed import Whitened
+from parvi.fields.pfg.field import PFG
+from parvi.fields.pfg.functions import Linear
+from parvi.fields.pfg.preconditioners import FisherDiagonal, Hessian, Identity, RegressedHessian
+from parvi.fields.pfg.solvers import Ridge
+from parvi.fields.svgd import SVGD
+from parvi.kernels import LinearKernel
+from parvi.run.step import step
+from parvi.samplers.flow import Flow
+from parvi.steppers import Constant
 
 # Per step 1e-16 times a condition number of 1e2, over tens of steps, with a margin.
 ROUNDING = 1e-11
@@ -23,15 +33,15 @@ TARGET_MEAN = np.array([1.0, -2.0, 0.5, 3.0])
 DIM = len(SIGMA)
 
 METRICS = {
-    "plain": (parvi.Identity(), np.ones(DIM)),
-    "newton": (parvi.Hessian(), SIGMA**-2),
+    "plain": (Identity(), np.ones(DIM)),
+    "newton": (Hessian(), SIGMA**-2),
 }
 
 each_metric = pytest.mark.parametrize("name", METRICS)
 
 
 def linear_pfg(name, ridge=0.0):
-    return parvi.PFG(parvi.Linear(), METRICS[name][0], parvi.Ridge(ridge))
+    return PFG(Linear(), METRICS[name][0], Ridge(ridge))
 
 
 def log_density():
@@ -49,14 +59,14 @@ def kl(particles):
 
 def run(name, step_size, num_steps):
     """The particles before each step and after the last, and the KL rate at each."""
-    sampler = parvi.Flow(linear_pfg(name), parvi.Constant(step_size))
-    density = log_density()
-    step = eqx.filter_jit(sampler.step)
-    state = sampler.init(jax.random.key(0), jnp.asarray(start()), density)
-    particles, rates = [state.particles], []
+    sampler = Flow(linear_pfg(name), Constant(step_size))
+    move = eqx.filter_jit(step)
+    cloud = Cloud.at(log_density(), jnp.asarray(start()))
+    memory = sampler.init(jax.random.key(0), cloud)
+    particles, rates = [cloud.particles], []
     for _ in range(num_steps):
-        state, info = step(jax.random.key(0), state, density)
-        particles.append(state.particles)
+        cloud, memory, info, _ = move(jax.random.key(0), cloud, memory, sampler)
+        particles.append(cloud.particles)
         rates.append(float(info.kl_rate))
     return [np.asarray(p) for p in particles], np.array(rates)
 
@@ -168,9 +178,9 @@ def test_kl_decreases_by_half_of_the_fisher_divergence(name, ridge):
         linear_pfg("plain"),
         linear_pfg("newton"),
         linear_pfg("plain", ridge=0.3),
-        parvi.Whitened(parvi.PFG(parvi.Linear(), parvi.RegressedHessian(), parvi.Ridge(1e-3))),
-        parvi.PFG(parvi.Linear(), parvi.FisherDiagonal(), parvi.Ridge(0.0), base_shift=0.2),
-        parvi.SVGD(parvi.LinearKernel()),
+        Whitened(PFG(Linear(), RegressedHessian(), Ridge(1e-3))),
+        PFG(Linear(), FisherDiagonal(), Ridge(0.0), base_shift=0.2),
+        SVGD(LinearKernel()),
     ],
     ids=["plain", "newton", "ridge", "whitened", "base_shift", "svgd_linear"],
 )
@@ -183,8 +193,8 @@ def test_kl_rate_is_the_derivative_of_the_kl(field):
     # The base shift's rate has random probes, exact here: the target's Hessian is diagonal.
     fit = exact.fit(field, log_density(), particles)
     values = np.asarray(fit.values)
-    step = 1e-5 / np.max(np.abs(values))
-    difference = (kl(particles + step * values) - kl(particles - step * values)) / (2 * step)
+    small = 1e-5 / np.max(np.abs(values))
+    difference = (kl(particles + small * values) - kl(particles - small * values)) / (2 * small)
     assert fit.kl_rate < -0.1
     # Central difference: truncation of order 1e-10, rounding of 1e-16 KL / 1e-5.
     assert float(fit.kl_rate) == pytest.approx(difference, rel=1e-7)
@@ -199,6 +209,6 @@ def test_kl_rate_of_the_cloud_after_a_move():
     velocity = fit.velocity
     rate = -np.mean(np.sum(velocity.on(after) * after.scores, axis=1) + velocity.divergences(after))
     along = np.asarray(velocity.on(after))
-    moved, step = np.asarray(after.particles), 1e-5 / np.max(np.abs(along))
-    difference = (kl(moved + step * along) - kl(moved - step * along)) / (2 * step)
+    moved, small = np.asarray(after.particles), 1e-5 / np.max(np.abs(along))
+    difference = (kl(moved + small * along) - kl(moved - small * along)) / (2 * small)
     assert rate == pytest.approx(difference, rel=1e-7)

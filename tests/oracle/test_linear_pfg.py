@@ -5,13 +5,18 @@ import pytest
 
 import parvi
 from oracle import exact
+from parvi.samplers.default import affine
+from parvi.stopping import exactly
 
 DIM, NUM, CONDITION = 50, 200, 1e4
 
 SAMPLERS = {
-    "affine default": parvi.pfg(num_features=0),
+    "affine default": affine(),
     "newton": parvi.Flow(
-        parvi.PFG(parvi.Linear(), parvi.Hessian(), parvi.Ridge()), parvi.Constant(0.5)
+        parvi.fields.PFG(
+            parvi.functions.Linear(), parvi.preconditioners.Hessian(), parvi.fields.Ridge()
+        ),
+        parvi.steppers.Constant(0.5),
     ),
 }
 
@@ -24,7 +29,7 @@ def test_exact_moments_within_60_steps(name):
     covariance = exact.covariance_of(rng, variances)
     start = rng.normal(size=(NUM, DIM))
     target = parvi.targets.gaussian(mean, covariance)
-    result = parvi.sample(target, start, sampler=SAMPLERS[name], num_steps=60)
+    result = parvi.sample(target, start, sampler=exactly(SAMPLERS[name], 60))
     assert result.num_steps == 60
 
     # In the target's own units, where every direction counts the same.

@@ -18,16 +18,16 @@ ROUNDING = 1e-10
 DIM = 6
 
 PRECONDITIONERS = {
-    "Identity": parvi.Identity(),
-    "FisherDiagonal": parvi.FisherDiagonal(),
-    "FisherDiagonal^0.5": parvi.FisherDiagonal(exponent=0.5),
-    "Fisher": parvi.Fisher(),
-    "Hessian": parvi.Hessian(),
-    "InverseCovariance": parvi.InverseCovariance(),
-    "RegressedHessian": parvi.RegressedHessian(),
-    "Kronecker": parvi.Kronecker(((2, 2), (2,))),
+    "Identity": parvi.preconditioners.Identity(),
+    "FisherDiagonal": parvi.preconditioners.FisherDiagonal(),
+    "FisherDiagonal^0.5": parvi.preconditioners.FisherDiagonal(exponent=0.5),
+    "Fisher": parvi.preconditioners.Fisher(),
+    "Hessian": parvi.preconditioners.Hessian(),
+    "InverseCovariance": parvi.preconditioners.InverseCovariance(),
+    "RegressedHessian": parvi.preconditioners.RegressedHessian(),
+    "Kronecker": parvi.preconditioners.Kronecker(((2, 2), (2,))),
 }
-FRAMES = {"dense": parvi.Whitened, "diagonal": parvi.Standardised}
+FRAMES = {"dense": parvi.fields.Whitened, "diagonal": parvi.fields.Standardised}
 
 each_preconditioner = pytest.mark.parametrize("name", PRECONDITIONERS)
 
@@ -56,7 +56,9 @@ def case():
 
 
 def linear_pfg(name):
-    return parvi.PFG(parvi.Linear(), PRECONDITIONERS[name], parvi.Ridge(0.0))
+    return parvi.fields.PFG(
+        parvi.functions.Linear(), PRECONDITIONERS[name], parvi.fields.Ridge(0.0)
+    )
 
 
 @each_preconditioner
@@ -80,7 +82,7 @@ def test_the_same_through_a_frame(name, frame, case):
 
 
 def test_identity_in_the_whitened_frame_is_the_inverse_covariance(case):
-    fit = exact.fit(parvi.Whitened(linear_pfg("Identity")), case.log_density, case.particles)
+    fit = exact.fit(parvi.fields.Whitened(linear_pfg("Identity")), case.log_density, case.particles)
     expected = case.gradient(case.elsewhere) @ case.covariance
     assert exact.relative_error(jax.vmap(fit.velocity)(case.elsewhere), expected) < ROUNDING
 
@@ -101,8 +103,7 @@ def problem_of(name, case):
         field.regulariser,
         fit.velocity.metric,
         0.0,
-        cloud.particles,
-        cloud.scores,
+        cloud,
     )
     return problem, fit
 

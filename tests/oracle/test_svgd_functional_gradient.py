@@ -12,8 +12,21 @@ import pytest
 
 import parvi
 from oracle import exact
-from parvi.fields.kernels import median_square_distance
-from parvi.interface import Cloud, kl_rate
+from parvi.cloud import Cloud
+from parvi.fields.svgd import SVGD
+from parvi.interface import kl_rate
+from parvi.kernels import (
+    IMQ,
+    RBF,
+    CallableKernel,
+    Fixed,
+    LinearKernel,
+    Median,
+    median_square_distance,
+)
+from parvi.run.step import step
+from parvi.samplers.flow import Flow
+from parvi.steppers import Constant
 
 # Sums of 25 x 25 terms of order one in float64; each side rounds in its own order.
 ROUNDING = 1e-11
@@ -62,8 +75,8 @@ def test_finite_feature_map():
     best = jnp.mean(jax.jit(jax.vmap(weight))(particles, cloud.scores), axis=0)
     assert np.max(np.abs(jax.jit(jax.grad(objective))(best))) < ROUNDING
 
-    kernel = parvi.CallableKernel(lambda x, y: psi(x) @ psi(y))
-    fit = exact.fit(parvi.SVGD(kernel), log_density, particles)
+    kernel = CallableKernel(lambda x, y: psi(x) @ psi(y))
+    fit = exact.fit(SVGD(kernel), log_density, particles)
     assert exact.relative_error(fit.values, jax.vmap(psi)(particles) @ best.T) < ROUNDING
     # The minimum is minus half of the squared norm, and the KL falls with the whole of it.
     minimum = float(jax.jit(objective)(best))
@@ -73,37 +86,38 @@ def test_finite_feature_map():
 
 @pytest.mark.parametrize(
     "kernel",
-    [parvi.RBF(), parvi.RBF(parvi.Fixed(H)), parvi.IMQ()],
+    [RBF(), RBF(Fixed(H)), IMQ()],
     ids=["rbf_median", "rbf_fixed", "imq"],
 )
 def test_one_particle_is_gradient_ascent(kernel):
     particles = jnp.asarray(some_particles(num=1))
-    sampler = parvi.Flow(parvi.SVGD(kernel), parvi.Constant(0.1))
-    step = eqx.filter_jit(sampler.step)
-    state = sampler.init(jax.random.key(0), particles, log_density)
+    sampler = Flow(SVGD(kernel), Constant(0.1))
+    move = eqx.filter_jit(step)
+    cloud = Cloud.at(log_density, particles)
+    memory = sampler.init(jax.random.key(0), cloud)
     ascent = jax.jit(lambda x: x + 0.1 * jax.grad(log_density)(x))
     x = particles[0]
     for _ in range(10):
-        state, _ = step(jax.random.key(0), state, log_density)
+        cloud, memory, *_ = move(jax.random.key(0), cloud, memory, sampler)
         x = ascent(x)
-    assert exact.relative_error(state.particles[0], x) < ROUNDING
+    assert exact.relative_error(cloud.particles[0], x) < ROUNDING
 
 
 # Kernels in closed form against their definition, differentiated by JAX.
 
 KERNELS = {
-    "rbf": (parvi.RBF(parvi.Fixed(H)), lambda x, y: jnp.exp(-jnp.sum((x - y) ** 2) / H)),
+    "rbf": (RBF(Fixed(H)), lambda x, y: jnp.exp(-jnp.sum((x - y) ** 2) / H)),
     "rbf_normalised": (
-        parvi.RBF(parvi.Fixed(H), normalised=True),
+        RBF(Fixed(H), normalised=True),
         # h = 2 sigma^2 and the factor is 1 / sigma.
         lambda x, y: jnp.exp(-jnp.sum((x - y) ** 2) / H) / jnp.sqrt(H / 2),
     ),
     "imq": (
-        parvi.IMQ(parvi.Fixed(H), beta=0.7),
+        IMQ(Fixed(H), beta=0.7),
         lambda x, y: (1 + jnp.sum((x - y) ** 2) / H) ** -0.7,
     ),
     "linear": (
-        parvi.LinearKernel(jnp.diag(jnp.array([1.0, 2.0, 3.0])) + 0.5),
+        LinearKernel(jnp.diag(jnp.array([1.0, 2.0, 3.0])) + 0.5),
         lambda x, y: x @ (jnp.diag(jnp.array([1.0, 2.0, 3.0])) + 0.5) @ y + 1,
     ),
 }
@@ -127,8 +141,8 @@ def forward_mode(velocity, points):
 def test_closed_form_is_the_generic_one(name):
     kernel, function = KERNELS[name]
     particles = some_particles()
-    closed = exact.fit(parvi.SVGD(kernel), log_density, particles)
-    generic = exact.fit(parvi.SVGD(parvi.CallableKernel(function)), log_density, particles)
+    closed = exact.fit(SVGD(kernel), log_density, particles)
+    generic = exact.fit(SVGD(CallableKernel(function)), log_density, particles)
     assert exact.relative_error(closed.values, generic.values) < ROUNDING
     assert float(closed.kl_rate) == pytest.approx(float(generic.kl_rate), rel=ROUNDING)
     # Where no particle is, too: values and divergences.
@@ -143,7 +157,7 @@ def test_kl_rate_is_minus_the_squared_stein_discrepancy(name):
     kernel, function = KERNELS[name]
     particles = some_particles()
     cloud = exact.cloud_of(log_density, particles)
-    fit = exact.fit(parvi.SVGD(kernel), log_density, particles)
+    fit = exact.fit(SVGD(kernel), log_density, particles)
     trace = forward_mode(fit.velocity, cloud.particles)
     assert exact.relative_error(both(fit, particles)[1], trace) < ROUNDING
     rate = kl_rate(fit.values, trace, cloud.scores)
@@ -165,9 +179,9 @@ def test_kl_rate_is_minus_the_squared_stein_discrepancy(name):
 @pytest.mark.parametrize("block_size", [1, 7, 25, 100])
 def test_blocks_change_nothing(block_size):
     particles = some_particles()
-    kernel = parvi.RBF(parvi.Fixed(H))
-    whole = exact.fit(parvi.SVGD(kernel), log_density, particles)
-    blocked = exact.fit(parvi.SVGD(kernel, block_size), log_density, particles)
+    kernel = RBF(Fixed(H))
+    whole = exact.fit(SVGD(kernel), log_density, particles)
+    blocked = exact.fit(SVGD(kernel, block_size), log_density, particles)
     assert exact.relative_error(blocked.values, whole.values) < ROUNDING
     assert float(blocked.kl_rate) == pytest.approx(float(whole.kl_rate), rel=ROUNDING)
 
@@ -179,8 +193,8 @@ def test_blocks_change_nothing(block_size):
 #   h = r^2:         k = 1/e, the variance is (n - 1) / ((e - 1) d), about 0.582 n / d.
 
 BANDWIDTHS = {
-    "over_log": (parvi.Median(), lambda num: np.log(num)),
-    "median": (parvi.Median(over_log=False), lambda num: (num - 1) / (np.e - 1)),
+    "over_log": (Median(), lambda num: np.log(num)),
+    "median": (Median(over_log=False), lambda num: (num - 1) / (np.e - 1)),
 }
 
 each_bandwidth = pytest.mark.parametrize("bandwidth", BANDWIDTHS)
@@ -194,7 +208,7 @@ def test_simplex_is_at_rest(bandwidth):
     simplex = corners * np.sqrt(square_length(num) / np.sum(corners[0] ** 2))
 
     def outward(factor):
-        field = parvi.SVGD(parvi.RBF(median))
+        field = SVGD(RBF(median))
         fit = exact.fit(field, lambda x: -0.5 * jnp.sum(x**2), factor * simplex)
         return float(np.sum(np.asarray(fit.values) * simplex) / np.sum(simplex**2))
 
@@ -209,7 +223,7 @@ def test_simplex_is_at_rest(bandwidth):
 @pytest.mark.parametrize(("num", "dim"), [(20, 200), (40, 100)])
 def test_variance_collapses_in_high_dimension(bandwidth, num, dim):
     median, square_length = BANDWIDTHS[bandwidth]
-    sampler = parvi.Flow(parvi.SVGD(parvi.RBF(median)), parvi.Constant(2.0))
+    sampler = Flow(SVGD(RBF(median)), Constant(2.0))
     result = parvi.sample(
         lambda x: -0.5 * jnp.sum(x**2), some_particles(num, dim), sampler=sampler, num_steps=600
     )
@@ -277,8 +291,8 @@ def test_more_than_half_of_the_pairs_coincide(dtype, shift, coinciding):
     particles[:coinciding] = 0.0
     particles = jnp.asarray((particles + shift).astype(dtype))
     assert float(median_square_distance(particles)) == 0.0
-    assert float(parvi.Median().of(particles, None)) == 1.0
-    fit = exact.fit(parvi.SVGD(), log_density, particles)
+    assert float(Median().of(particles, None)) == 1.0
+    fit = exact.fit(SVGD(), log_density, particles)
     assert np.all(np.isfinite(fit.values))
     assert fit.kl_rate < 0
 

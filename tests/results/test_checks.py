@@ -72,7 +72,10 @@ def test_parameters_with_constraints():
     target = parvi.Target(
         lambda p: -p["rate"], like={"rate": np.ones(())}, constraints=parvi.Positive()
     )
-    rate = np.random.default_rng(0).exponential(size=400)
-    result = parvi.sample(target, {"rate": jnp.asarray(rate)}, num_steps=0)
-    bill = dataclasses.replace(result, status=parvi.Status.CONVERGED).check()
-    assert bill.ok, bill.findings
+    bills = []
+    for seed in range(3):
+        rate = np.random.default_rng(seed).exponential(size=400)
+        result = parvi.sample(target, {"rate": jnp.asarray(rate)}, num_steps=0)
+        bills.append(dataclasses.replace(result, status=parvi.Status.CONVERGED).check())
+    # Seven tests at levels of 0.1 to 1 % each: one set of three may be unlucky.
+    assert sum(bool(bill) for bill in bills) >= 2, [bill.findings for bill in bills]

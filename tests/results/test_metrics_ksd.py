@@ -8,12 +8,12 @@ import scipy.stats
 
 import parvi
 from parvi import metrics
-from parvi.fields.kernels import AbstractRadialKernel, Profile
+from parvi.kernels import AbstractRadialKernel, Profile
 
 KERNELS = [
-    parvi.IMQ(parvi.Fixed(1.7)),
-    parvi.RBF(parvi.Fixed(2.3)),
-    parvi.IMQ(parvi.Fixed(3.0), 0.8),
+    parvi.kernels.IMQ(parvi.kernels.Fixed(1.7)),
+    parvi.kernels.RBF(parvi.kernels.Fixed(2.3)),
+    parvi.kernels.IMQ(parvi.kernels.Fixed(3.0), 0.8),
 ]
 
 
@@ -66,7 +66,7 @@ def test_expectation_between_gaussians():
     values = []
     for _ in range(repeats):
         x = shift + rng.normal(size=(num, 1))
-        values.append(metrics.ksd(x, -x, parvi.RBF(parvi.Fixed(h)), unbiased=True))
+        values.append(metrics.ksd(x, -x, parvi.kernels.RBF(parvi.kernels.Fixed(h)), unbiased=True))
     exact = shift**2 * (1 + 4 / h) ** -0.5
     error = np.std(values) / repeats**0.5
     # 4 standard errors: a false failure is less likely than 1e-4.
@@ -76,8 +76,8 @@ def test_expectation_between_gaussians():
 
 def test_is_minus_the_kl_rate_of_svgd(cloud):
     x, s = (jnp.asarray(part, jnp.float32) for part in cloud)
-    kernel = parvi.RBF(parvi.Fixed(2.3))
-    field = parvi.SVGD(kernel)
+    kernel = parvi.kernels.RBF(parvi.kernels.Fixed(2.3))
+    field = parvi.fields.SVGD(kernel)
     linear = parvi.interface.Cloud(x, s, jnp.zeros(len(x)), lambda z: jnp.zeros(()))
     fit, _ = field.fit(jax.random.key(0), linear, ())
     # float32 in the field.
@@ -109,7 +109,9 @@ def test_no_array_is_larger_than_a_block(cloud):
 
     value = metrics.ksd(*cloud, Recording(), block_size=5)
     assert set(shapes) == {(5, 5)}
-    assert value == pytest.approx(metrics.ksd(*cloud, parvi.RBF(parvi.Fixed(1.0))), abs=1e-12)
+    assert value == pytest.approx(
+        metrics.ksd(*cloud, parvi.kernels.RBF(parvi.kernels.Fixed(1.0))), abs=1e-12
+    )
 
 
 def test_default_bandwidth_makes_it_free_of_units_up_to_the_score(cloud):
@@ -176,7 +178,7 @@ def test_wrong_inputs(cloud):
     with pytest.raises(ValueError, match="at least 2"):
         metrics.ksd(x[:1], s[:1], unbiased=True)
     with pytest.raises(ValueError, match="radial kernel"):
-        metrics.ksd(x, s, parvi.LinearKernel())
+        metrics.ksd(x, s, parvi.kernels.LinearKernel())
     with pytest.raises(ValueError, match="block_size"):
         metrics.ksd(x, s, block_size=0)
     with pytest.raises(ValueError, match="num_bootstrap"):

@@ -8,8 +8,8 @@ import parvi
 from parvi import metrics
 
 # A critic in closed form, for tests that need many of them.
-QUICK = {"functions": parvi.RandomFeatures(8), "solver": parvi.HeldOutRidge()}
-LINEAR = {"functions": parvi.Linear(), "solver": parvi.Ridge()}
+QUICK = {"functions": parvi.functions.RandomFeatures(8), "solver": parvi.fields.HeldOutRidge()}
+LINEAR = {"functions": parvi.functions.Linear(), "solver": parvi.fields.Ridge()}
 
 
 def fisher_divergence(shift, sd, dim):
@@ -101,4 +101,4 @@ def test_wrong_inputs():
     with pytest.raises(ValueError, match="regularisation"):
         metrics.learned_stein_discrepancy(x, x, regularisation=0.0)
     with pytest.raises(ValueError, match="linear in their weights"):
-        metrics.learned_stein_discrepancy(x, x, parvi.MLP(4), parvi.Ridge())
+        metrics.learned_stein_discrepancy(x, x, parvi.functions.MLP(4), parvi.fields.Ridge())

@@ -35,7 +35,7 @@ def repeated(num, repeats, scales, unbiased):
             metrics.mmd(
                 MEAN + SD * rng.normal(size=(num, 3)),
                 rng.normal(size=(num + 10, 3)),
-                parvi.Fixed(3.0),
+                parvi.kernels.Fixed(3.0),
                 scales,
                 unbiased,
             )
@@ -66,9 +66,9 @@ def test_biased_is_larger_by_the_diagonal():
 def test_two_points_by_hand():
     x, y = np.array([[0.0]]), np.array([[2.0]])
     # k(0, 2) = exp(-4/h); with itself 1.
-    value = metrics.mmd(x, y, parvi.Fixed(2.0))
+    value = metrics.mmd(x, y, parvi.kernels.Fixed(2.0))
     assert value == pytest.approx(2 - 2 * np.exp(-2.0), rel=1e-12)
-    assert metrics.mmd(x, x, parvi.Fixed(2.0)) == pytest.approx(0.0, abs=1e-12)
+    assert metrics.mmd(x, x, parvi.kernels.Fixed(2.0)) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_median_bandwidth_is_taken_from_the_reference():
@@ -76,7 +76,7 @@ def test_median_bandwidth_is_taken_from_the_reference():
     x, y = rng.normal(size=(40, 2)), 10 * rng.normal(size=(61, 2))
     squares = np.sum((y[:, None] - y) ** 2, axis=-1)[np.triu_indices(61, 1)]
     # 1830 pairs: the search for the median stops between two of them.
-    expected = metrics.mmd(x, y, parvi.Fixed(float(np.median(squares))))
+    expected = metrics.mmd(x, y, parvi.kernels.Fixed(float(np.median(squares))))
     assert metrics.mmd(x, y) == pytest.approx(expected, rel=1e-2)
     assert metrics.mmd(x, y) != pytest.approx(metrics.mmd(y, x), rel=1e-2)
 
@@ -84,9 +84,9 @@ def test_median_bandwidth_is_taken_from_the_reference():
 def test_blocks_change_nothing_and_bound_the_memory():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(1501, 2)), rng.normal(size=(1200, 2))
-    whole = metrics.mmd(x, y, parvi.Fixed(1.0), unbiased=True, block_size=5000)
+    whole = metrics.mmd(x, y, parvi.kernels.Fixed(1.0), unbiased=True, block_size=5000)
     tracemalloc.start()
-    tiled = metrics.mmd(x, y, parvi.Fixed(1.0), unbiased=True, block_size=100)
+    tiled = metrics.mmd(x, y, parvi.kernels.Fixed(1.0), unbiased=True, block_size=100)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     # Only the order of summation changes.
@@ -104,4 +104,4 @@ def test_wrong_inputs():
     with pytest.raises(ValueError, match="same dimension"):
         metrics.mmd(x, np.zeros((3, 2)))
     with pytest.raises(ValueError, match="bandwidth must be positive"):
-        metrics.mmd(x, x, parvi.Fixed(-1.0))
+        metrics.mmd(x, x, parvi.kernels.Fixed(-1.0))

@@ -38,8 +38,24 @@ def test_summary_is_that_of_the_particles_without_diagnostics_of_chains(result):
 
 
 def test_history_has_one_entry_a_step(result):
-    assert {"kl_rate", "stein_ratio", "step_size", "accepted"} <= set(result.history)
+    known = {"stage", "kl_rate", "stein_ratio", "step_size", "gradients", "accepted"}
+    assert known <= set(result.history)
     assert {len(column) for column in result.history.values()} == {12}
+    assert result.num_gradients == 50 * 13
+
+
+def test_a_result_can_be_run_again(result):
+    again = parvi.sample(result.target, **result.settings._asdict())
+    for name in ("x", "s"):
+        np.testing.assert_array_equal(again.particles[name], result.particles[name])
+
+
+def test_results_compare_hash_and_print_without_raising(result):
+    assert result == result
+    assert result != 3
+    assert {result: 1}[result] == 1
+    assert str(result.status) == f"{result.status}" == "MAX_STEPS"
+    assert bool(result.check()) == result.check().ok
 
 
 def test_arviz(result):

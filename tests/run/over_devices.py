@@ -12,11 +12,11 @@ import jax
 import numpy as np
 
 import parvi
+import parvi.cloud
 from parvi import evaluation
 from parvi.models.logistic import logistic_regression
-from parvi.run.advance import advance, start
-from parvi.run.sharding import particle_sharding, replicate, spread, spread_target
-from parvi.samplers import streams
+from parvi.run import run as runs
+from parvi.run.sharding import particle_sharding
 
 NUM, DIM, ROWS = 512, 6, 96
 SAMPLERS = {
@@ -52,18 +52,18 @@ def rows_target(batch_size):
 
 def collectives(sampler, target, mesh):
     """What devices tell each other in the compiled loop: shapes by operation."""
-    sharding = particle_sharding(mesh, NUM)
-    mesh = sharding.mesh
-    rule = sampler.stopping_rule
-    key, sampler, rule = replicate((jax.random.key(0), sampler, rule), mesh)
-    target = spread_target(target, mesh)
-    run = start(key, spread(begin(), sharding), sampler, target, rule, sharding)
-    for leaf in jax.tree_util.tree_leaves(run.state):
-        # What stands beside every particle is on the particle's device, and nowhere else.
-        assert leaf.shape[:1] != (NUM,) or not leaf.sharding.is_fully_replicated
-    until, stops = np.int32(5), np.bool_(False)
-    lowered = advance.lower(key, run, sampler, target, rule, until, stops, 128, sharding)
-    text = lowered.compile().compiled.as_text()
+    run = runs.Run.begin(target, begin(), sampler, sharding=particle_sharding(mesh, NUM))
+    texts = []
+    stages = set()
+    while not run.is_done and run.num_steps < 40:
+        if run.stage.name not in stages:
+            stages.add(run.stage.name)
+            for leaf in jax.tree_util.tree_leaves(run.carry):
+                # What stands beside every particle is on the particle's device, nowhere else.
+                assert leaf.shape[:1] != (NUM,) or not leaf.sharding.is_fully_replicated
+            texts.append(run._stepper.lowered(run.carry).compile().as_text())
+        run.advance(1)
+    text = "\n".join(texts)
     found = collections.defaultdict(list)
     pattern = r"= \(?(\w+)\[([\d,]*)\][^=]*? (all-gather|all-reduce|all-to-all|collective-permute)"
     for _, shape, name in re.findall(pattern, text):
@@ -109,8 +109,8 @@ def devices(path):
     results |= one("blocks", parvi.pfg(), 40, target, mesh)
     # The same sampler, as if this were very many particles.
     jax.clear_caches()
-    streams.MANY, streams._BLOCK, streams._SOME = NUM, 128, 64
-    results |= one("streamed", parvi.pfg(), 30, target, mesh)
+    parvi.cloud.BLOCK, runs._LARGE = 128, 1
+    results |= one("unread", parvi.pfg(), 30, target, mesh)
     np.savez(path, **results)
 
 

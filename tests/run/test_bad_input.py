@@ -119,7 +119,10 @@ def test_nan_at_step_50_keeps_the_particles_before_it(throw):
         return jnp.where(x[0] < 0.0, x[0], jnp.nan) - 0.5 * x[1] ** 2
 
     init = begin(16, 2) * 0.01 + np.array([-5.0, 0.0])
-    sampler = parvi.Flow(parvi.SVGD(parvi.LinearKernel(np.diag([1e-9, 1.0]))), parvi.Constant(0.1))
+    sampler = parvi.Flow(
+        parvi.fields.SVGD(parvi.kernels.LinearKernel(np.diag([1e-9, 1.0]))),
+        parvi.steppers.Constant(0.1),
+    )
     arguments = {"sampler": sampler, "num_steps": 900}
     if throw:
         with pytest.raises(parvi.SamplingError, match="NONFINITE") as excinfo:
@@ -140,7 +143,9 @@ def test_nan_at_step_50_keeps_the_particles_before_it(throw):
 
 def test_runaway_particles_are_called_diverged():
     """Uphill without end: a convex log density pushes the particles out exponentially."""
-    sampler = parvi.Flow(parvi.SVGD(parvi.LinearKernel()), parvi.Constant(1.0))
+    sampler = parvi.Flow(
+        parvi.fields.SVGD(parvi.kernels.LinearKernel()), parvi.steppers.Constant(1.0)
+    )
     result = parvi.sample(
         lambda x: 0.5 * jnp.sum(jnp.abs(x)), begin(), sampler=sampler, num_steps=2000, throw=False
     )

@@ -38,7 +38,7 @@ def eight(tmp_path_factory):
     return np.load(path)
 
 
-SHOWN = ["default", "default_diagonal", "algorithm_1", "blocks", "streamed"]
+SHOWN = ["default", "default_diagonal", "algorithm_1", "blocks", "unread"]
 NAMES = [*SHOWN, "svgd", "rows 96", "rows 16"]
 
 

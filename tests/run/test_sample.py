@@ -2,7 +2,6 @@
 
 import _thread
 import signal
-import sys
 import threading
 
 import jax
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import parvi
+import parvi.run.run
 from parvi.run.interrupts import noted_interrupts
 
 # The default without its bending: a third of the compilation.
@@ -105,17 +105,20 @@ def test_init_left_out_where_the_target_knows_its_shape():
     assert parvi.sample(target, num_particles=32, sampler=AFFINE).num_particles == 32
 
 
-def test_num_steps_is_exact_and_none_means_the_rule():
+def test_num_steps_is_a_maximum_and_none_means_the_rule():
     assert parvi.sample(log_density, begin(), num_steps=0).num_steps == 0
     exact = parvi.sample(log_density, begin(), num_steps=3)
     assert (exact.num_steps, exact.status) == (3, parvi.Status.MAX_STEPS)
     ruled = parvi.sample(log_density, begin())
     assert ruled.status == parvi.Status.CONVERGED
     assert ruled.num_steps < 100
-    # Asked for more steps than the rule would do: all are done, and the status is still honest.
+    # Asked for more steps than the rule allows: it ends where the rule says.
     longer = parvi.sample(log_density, begin(), num_steps=ruled.num_steps + 20)
-    assert longer.num_steps == ruled.num_steps + 20
-    assert longer.status == parvi.Status.CONVERGED
+    assert longer.num_steps == ruled.num_steps
+    np.testing.assert_array_equal(longer.particles, ruled.particles)
+    # A plain sampler may be asked for more than its own limit.
+    many = parvi.sample(log_density, begin(), sampler=parvi.langevin(max_steps=5), num_steps=9)
+    assert many.num_steps == 9
     short = parvi.sample(log_density, begin(), sampler=parvi.pfg(max_steps=2))
     assert (short.num_steps, short.status) == (2, parvi.Status.MAX_STEPS)
 
@@ -142,14 +145,14 @@ def interruptible():
 def in_place(request, monkeypatch):
     """Small particle sets as well as large ones, whose arrays are given away to each chunk."""
     if request.param:
-        monkeypatch.setattr(sys.modules["parvi.run.sample"], "_LARGE", 0)
+        monkeypatch.setattr(parvi.run.run, "_LARGE", 0)
     return request.param
 
 
 @pytest.mark.usefixtures("interruptible", "in_place")
 @pytest.mark.parametrize("throw", [True, False])
 def test_interrupt_keeps_what_was_reached(throw):
-    sampler = parvi.Flow(parvi.SVGD(), parvi.Constant(1e-6))
+    sampler = parvi.Flow(parvi.fields.SVGD(), parvi.steppers.Constant(1e-6))
     # About a minute of work, so that a signal that is lost fails the test and does not hang it.
     num_steps = 100_000
     arguments = {"sampler": sampler, "num_steps": num_steps, "throw": throw}
@@ -185,7 +188,7 @@ def test_in_place_gives_the_same_particles_and_leaves_the_start_alone(monkeypatc
     start = begin()
     before = start.copy()
     expected = parvi.sample(log_density, start, num_steps=20)
-    monkeypatch.setattr(sys.modules["parvi.run.sample"], "_LARGE", 0)
+    monkeypatch.setattr(parvi.run.run, "_LARGE", 0)
     found = parvi.sample(log_density, start, num_steps=20)
     np.testing.assert_allclose(found.particles, expected.particles, rtol=1e-5)
     np.testing.assert_array_equal(start, before)
@@ -195,7 +198,7 @@ def test_in_place_gives_the_same_particles_and_leaves_the_start_alone(monkeypatc
 
 @pytest.mark.parametrize("kind", ["numpy", "aligned", "jax", "function"])
 def test_in_place_takes_nothing_of_the_users(kind, monkeypatch):
-    monkeypatch.setattr(sys.modules["parvi.run.sample"], "_LARGE", 0)
+    monkeypatch.setattr(parvi.run.run, "_LARGE", 0)
     wanted = begin(64, 3).astype(np.float32)
     # JAX may read NumPy's memory where it is, if that begins at such an address.
     raw = np.empty(wanted.nbytes + 64, np.uint8)
@@ -219,8 +222,10 @@ def test_minibatches_reach_the_full_posterior():
         like=np.zeros(1),
     )
     sampler = parvi.Flow(
-        parvi.PFG(parvi.Linear(), parvi.Identity(), parvi.Ridge(1e-6)),
-        parvi.Decaying(5e-3, horizon=20, power=0.9),
+        parvi.fields.PFG(
+            parvi.functions.Linear(), parvi.preconditioners.Identity(), parvi.fields.Ridge(1e-6)
+        ),
+        parvi.steppers.Decaying(5e-3, horizon=20, power=0.9),
     )
     result = parvi.sample(target, begin(64, 1) * 0.2, sampler=sampler, num_steps=1500)
     mean, sd = data.sum() / 101, 101**-0.5

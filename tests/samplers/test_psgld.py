@@ -4,19 +4,16 @@ Each statistical bound is 4.5 standard errors of independent chains, a false-fai
 for each number that is checked.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import parvi
-from parvi.samplers.psgld import (
-    PSGLD,
-    ExactCorrection,
-    NoCorrection,
-    ProbedCorrection,
-    psgld,
-)
+from parvi.cloud import Cloud
+from parvi.run.step import step
+from parvi.samplers.psgld import PSGLD, ExactCorrection, NoCorrection, ProbedCorrection
 from parvi.samplers.sgld import PolynomialDecay
 
 
@@ -49,7 +46,7 @@ def test_scales_four_orders_of_variance_apart_from_a_common_start():
     num = 1000
     scales = np.array([1.0, 0.1, 0.01])
     start = np.random.default_rng(0).normal(size=(num, 3)).astype(np.float32) + 1
-    sampler = psgld(0.03, offset=1.0, power=0.25, decay=0.99)
+    sampler = parvi.psgld(0.03, offset=1.0, power=0.25, decay=0.99)
     result = parvi.sample(
         lambda x: -0.5 * jnp.sum((x / scales) ** 2), start, sampler=sampler, num_steps=3000
     )
@@ -89,11 +86,12 @@ def gammas(correction, particles, num_rows=1, num_keys=1):
     @jax.jit
     @jax.vmap
     def added(key):
+        cloud = Cloud.at(coupled, particles)
         moved = []
         for which in (correction, NoCorrection()):
             sampler = PSGLD(constant(1.0), 0.9, 0.1, num_rows, which)
-            state = sampler.init(key, particles, coupled)
-            moved.append(sampler.step(key, state, coupled)[0].particles)
+            memory = sampler.init(key, cloud)
+            moved.append(step(key, cloud, memory, sampler).cloud.particles)
         return moved[0] - moved[1]
 
     return np.asarray(added(jax.random.split(jax.random.key(0), num_keys)))
@@ -132,22 +130,22 @@ def test_probed_correction_is_unbiased():
 
 @pytest.mark.parametrize("num", [1, 3])
 def test_one_particle_and_duplicates_stay_finite_also_at_a_mode(num):
-    def log_density(x):
-        return -0.5 * jnp.sum(x**2)
-
-    sampler = psgld(correction=ExactCorrection())
-    state = sampler.init(jax.random.key(0), jnp.zeros((num, 2)), log_density)
-    advance = jax.jit(lambda key, state: sampler.step(key, state, log_density))
-    for step in range(3):
-        state, _ = advance(jax.random.key(step), state)
-        assert np.isfinite(state.particles).all()
-    assert not np.allclose(state.particles, 0)
+    sampler = parvi.psgld(correction=ExactCorrection())
+    cloud = Cloud.at(lambda x: -0.5 * jnp.sum(x**2), jnp.zeros((num, 2)))
+    memory = sampler.init(jax.random.key(0), cloud)
+    move = eqx.filter_jit(step)
+    for number in range(3):
+        cloud, memory, info, _ = move(jax.random.key(number), cloud, memory, sampler)
+        assert np.isfinite(cloud.particles).all()
+        # The run's own, and two Hessian-vector products for each particle, of two gradients each.
+        assert info.gradients == 5 * num
+    assert not np.allclose(cloud.particles, 0)
 
 
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="decay must be"):
-        psgld(decay=1.0)
+        parvi.psgld(decay=1.0)
     with pytest.raises(ValueError, match="regulariser must be positive"):
-        psgld(regulariser=0.0)
+        parvi.psgld(regulariser=0.0)
     with pytest.raises(ValueError, match="num_rows must be at least 1"):
-        psgld(num_rows=0)
+        parvi.psgld(num_rows=0)

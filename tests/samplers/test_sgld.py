@@ -11,7 +11,9 @@ import optax
 import pytest
 
 import parvi
-from parvi.samplers.sgld import SGLD, PolynomialDecay, sgld
+from parvi.cloud import Cloud
+from parvi.run.step import step
+from parvi.samplers.sgld import SGLD, PolynomialDecay
 
 NUM_ROWS, BATCH_SIZE, NUM_REPLICATES = 200, 10, 4000
 
@@ -38,14 +40,18 @@ def test_stationary_moments_with_mini_batch_noise():
     @jax.vmap
     def replicate(key):
         """Two chains on the same batches."""
-        state = sampler.init(key, jnp.zeros((2, 1)), target.at(key))
+        cloud = Cloud.at(target.at(key), jnp.zeros((2, 1)))
 
-        def body(state, step):
-            key_sampler, key_target = jax.random.split(jax.random.fold_in(key, step))
-            return sampler.step(key_sampler, state, target.at(key_target))[0], None
+        def body(carry, number):
+            place, memory = carry
+            key_sampler, key_target = jax.random.split(jax.random.fold_in(key, number))
+            cloud = Cloud(*place, target.at(key_target))
+            after = step(key_sampler, cloud, memory, sampler)
+            return (after.cloud.place, after.memory), None
 
         # (1 - eta precision)^40 = 0.6^40 < 1e-8 of the start is left.
-        return jax.lax.scan(body, state, jnp.arange(40))[0].particles[:, 0]
+        first = cloud.place, sampler.init(key, cloud)
+        return jax.lax.scan(body, first, jnp.arange(40))[0][0].particles[:, 0]
 
     pairs = np.asarray(replicate(jax.random.split(jax.random.key(1), NUM_REPLICATES)), np.float64)
 
@@ -72,7 +78,7 @@ def test_the_bias_fades_with_the_steps():
     rows, target = gaussian_mean_model()
     num = 2000
     start = np.random.default_rng(1).normal(size=(num, 1)).astype(np.float32)
-    sampler = sgld(0.02, offset=10.0, power=0.75)
+    sampler = parvi.sgld(0.02, offset=10.0, power=0.75)
     result = parvi.sample(target, start, sampler=sampler, num_steps=1000)
     variance = result.particles.var() * (NUM_ROWS + 1)
     assert variance == pytest.approx(1.01, rel=4.5 * np.sqrt(2 / num) + 0.01)
@@ -89,7 +95,7 @@ def test_any_schedule_and_float64():
     result = parvi.sample(
         lambda x: -0.5 * jnp.sum(x**2),
         np.random.default_rng(0).normal(size=(20, 2)),
-        sampler=sgld(optax.linear_schedule(0.2, 0.1, 10)),
+        sampler=parvi.sgld(optax.linear_schedule(0.2, 0.1, 10)),
         num_steps=12,
     )
     assert result.particles.dtype == np.float64
@@ -102,7 +108,7 @@ def test_too_long_a_step_is_reported():
     result = parvi.sample(
         lambda x: -0.25 * jnp.sum(x**4),
         5 + np.random.default_rng(0).normal(size=(20, 1)),
-        sampler=sgld(1.0, power=0.0),
+        sampler=parvi.sgld(1.0, power=0.0),
         throw=False,
     )
     assert result.status in (parvi.Status.NONFINITE, parvi.Status.DIVERGED)
@@ -111,4 +117,4 @@ def test_too_long_a_step_is_reported():
 
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="scale > 0"):
-        sgld(-1.0)
+        parvi.sgld(-1.0)

@@ -8,10 +8,11 @@ import optax
 import pytest
 
 import parvi
+from parvi.cloud import Cloud
 from parvi.fields.affine_network import AffineNetwork
-from parvi.fields.frame import DenseFrame
 from parvi.fields.pfg.functions import Parameters, forward_mode
-from parvi.interface import Cloud
+from parvi.geometry.frame import DenseFrame
+from parvi.run.step import step
 from parvi.samplers.stein_neural_sampler import SteinNeuralSampler
 from parvi.status import Status
 
@@ -25,21 +26,27 @@ def gaussian(x):
 
 
 def trained(sampler, start, log_density, num_steps, key):
-    state = sampler.init(key, start, log_density)
+    """The particles and the memory after so many steps."""
+    cloud = Cloud.at(log_density, start)
 
-    def step(number, state):
-        return sampler.step(jax.random.fold_in(key, number), state, log_density)[0]
+    def body(number, carry):
+        place, memory = carry
+        cloud = Cloud(*place, log_density)
+        after = step(jax.random.fold_in(key, number), cloud, memory, sampler)
+        return after.cloud.place, after.memory
 
-    return eqx.filter_jit(lambda s: jax.lax.fori_loop(0, num_steps, step, s))(state)
+    first = cloud.place, sampler.init(key, cloud)
+    place, memory = eqx.filter_jit(lambda c: jax.lax.fori_loop(0, num_steps, body, c))(first)
+    return place.particles, memory
 
 
 def test_particles_and_new_draws_have_the_moments_of_a_gaussian():
     start = jax.random.normal(jax.random.key(0), (128, 2))
     sampler = parvi.stein_neural_sampler()
-    state = trained(sampler, start, gaussian, 1500, jax.random.key(1))
-    draws = np.asarray(sampler.generate(jax.random.key(2), state, 4000))
+    particles, memory = trained(sampler, start, gaussian, 1500, jax.random.key(1))
+    draws = np.asarray(sampler.generate(jax.random.key(2), memory, 4000))
     scale = np.sqrt(np.diag(COVARIANCE))
-    for sample in (np.asarray(state.particles), draws):
+    for sample in (np.asarray(particles), draws):
         # The noise behind the particles is white to rounding, and 4000 draws have a standard error
         # of 2 %. What is left is the game's: Adam of 3e-3 on minibatches of 128 keeps the
         # generator within about 0.1 standard deviations.
@@ -53,13 +60,13 @@ def test_particles_and_new_draws_have_the_moments_of_a_gaussian():
 def test_starts_at_the_initial_particles():
     start = 5 + 3 * jax.random.normal(jax.random.key(0), (20, 3))
     sampler = parvi.stein_neural_sampler()
-    state = sampler.init(jax.random.key(1), start, lambda x: -jnp.sum(x**2))
+    memory = sampler.init(jax.random.key(1), Cloud.at(lambda x: -jnp.sum(x**2), start))
     network = AffineNetwork(32)
-    pushed = network.values(Parameters((), state.memory.generator), state.memory.noise)
+    pushed = network.values(Parameters((), memory.generator), memory.noise)
     # Whitened and back: float32 rounding of numbers near 5.
     np.testing.assert_allclose(pushed, start, rtol=1e-5)
     # And new draws are Gaussian with the same moments: 20 000 draws, standard error 0.02.
-    draws = sampler.generate(jax.random.key(2), state, 20_000)
+    draws = sampler.generate(jax.random.key(2), memory, 20_000)
     np.testing.assert_allclose(draws.mean(axis=0), start.mean(axis=0), atol=0.1)
     np.testing.assert_allclose(draws.std(axis=0), start.std(axis=0), rtol=0.03)
 
@@ -73,11 +80,11 @@ def test_critic_learns_the_difference_of_scores():
 
     start = jax.random.normal(jax.random.key(0), (2000, 2))
     sampler = SteinNeuralSampler(optax.adam(1e-2), optax.adam(2e-2), 4, num_critic_steps=300)
-    state = sampler.init(jax.random.key(1), start, log_density)
     cloud = Cloud.at(log_density, start)
+    memory = sampler.init(jax.random.key(1), cloud)
     frame = DenseFrame.of(start)
     unit = jnp.asarray(1.5, jnp.float32)
-    critic, _ = eqx.filter_jit(sampler._train_critic)(state.memory, cloud, frame, unit)
+    critic, _ = eqx.filter_jit(sampler._train_critic)(memory, cloud, frame, unit)
     inside = frame.enter(start)
     values = unit * AffineNetwork(4).values(Parameters((), critic), inside)
     # The scores' mean over 2000 particles has a standard error of 0.02. A fit of 26 weights is off
@@ -112,12 +119,13 @@ def test_keeps_the_last_good_particles():
 
     start = -jnp.abs(jax.random.normal(jax.random.key(0), (10, 2)))
     sampler = SteinNeuralSampler(optax.sgd(1e6), optax.adam(1e-2), 4, 1)
-    state = sampler.init(jax.random.key(1), start, log_density)
-    after, info = sampler.step(jax.random.key(2), state, log_density)
-    assert int(info.status) == Status.NONFINITE
-    assert not bool(info.accepted)
-    np.testing.assert_array_equal(after.particles, start)
-    before = jax.tree_util.tree_leaves(state.memory)
+    cloud = Cloud.at(log_density, start)
+    memory = sampler.init(jax.random.key(1), cloud)
+    after = step(jax.random.key(2), cloud, memory, sampler)
+    assert int(after.info.status) == Status.NONFINITE
+    assert not bool(after.moved)
+    np.testing.assert_array_equal(after.cloud.particles, start)
+    before = jax.tree_util.tree_leaves(memory)
     for kept, old in zip(jax.tree_util.tree_leaves(after.memory), before, strict=True):
         np.testing.assert_array_equal(kept, old)
 

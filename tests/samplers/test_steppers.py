@@ -9,8 +9,10 @@ import optax
 import pytest
 
 import parvi
-from parvi.interface import Cloud, Info
-from parvi.samplers.steppers import AbstractStepper, Proposal, Verdict
+from parvi.cloud import Cloud
+from parvi.interface import Info
+from parvi.run.step import step
+from parvi.steppers import AbstractStepper, Proposal, Verdict
 
 VARIANCES = np.array([1.0, 4.0, 0.25])
 
@@ -24,7 +26,7 @@ def begin(num=30, shift=0.0):
 
 
 def linear(preconditioner=None):
-    return parvi.PFG(parvi.Linear(), preconditioner, parvi.Ridge())
+    return parvi.fields.PFG(parvi.functions.Linear(), preconditioner, parvi.fields.Ridge())
 
 
 def fitted(particles, field):
@@ -42,12 +44,12 @@ def proposed(stepper, particles, field, step=0):
 
 
 def test_constant_and_decaying():
-    proposal, values = proposed(parvi.Constant(0.3), begin(), linear())
+    proposal, values = proposed(parvi.steppers.Constant(0.3), begin(), linear())
     np.testing.assert_allclose(proposal.displacement, 0.3 * values, rtol=1e-14)
-    decaying = parvi.Decaying(0.3, horizon=10, power=0.5)
-    for step in (0, 30):
-        proposal, values = proposed(decaying, begin(), linear(), step)
-        expected = 0.3 / np.sqrt(1 + step / 10)
+    decaying = parvi.steppers.Decaying(0.3, horizon=10, power=0.5)
+    for number in (0, 30):
+        proposal, values = proposed(decaying, begin(), linear(), number)
+        expected = 0.3 / np.sqrt(1 + number / 10)
         np.testing.assert_allclose(proposal.displacement, expected * values, rtol=1e-14)
         np.testing.assert_allclose(proposal.step_size, expected, rtol=1e-14)
 
@@ -55,47 +57,53 @@ def test_constant_and_decaying():
 @pytest.mark.parametrize(
     ("preconditioner", "largest"),
     # |H^-1 Hess| for Hess = diag(1, 1/4, 4): 4 with H = I, and 1 with H = Hess.
-    [(parvi.Identity(), 4.0), (parvi.Hessian(), 1.0)],
+    [(parvi.preconditioners.Identity(), 4.0), (parvi.preconditioners.Hessian(), 1.0)],
 )
 def test_curvature_is_seen_through_the_metric(preconditioner, largest):
-    stepper = parvi.Curvature(factor=0.5, max_step=10.0, warm_up=60)
-    for wrap in (lambda field: field, parvi.Whitened):
+    stepper = parvi.steppers.Curvature(factor=0.5, max_step=10.0, warm_up=60)
+    for wrap in (lambda field: field, parvi.fields.Whitened):
         proposal, values = proposed(stepper, begin(), wrap(linear(preconditioner)))
-        if wrap is parvi.Whitened and isinstance(preconditioner, parvi.Identity):
+        if wrap is parvi.fields.Whitened and isinstance(
+            preconditioner, parvi.preconditioners.Identity
+        ):
             continue  # the identity of the frame is another metric
         # 60 power iterations at an eigenvalue ratio of 4: converged to rounding.
         np.testing.assert_allclose(proposal.step_size, 0.5 / largest, rtol=1e-10)
         np.testing.assert_allclose(proposal.displacement, proposal.step_size * values, rtol=1e-12)
-    short, _ = proposed(parvi.Curvature(max_step=0.01), begin(), linear(preconditioner))
+    short, _ = proposed(parvi.steppers.Curvature(max_step=0.01), begin(), linear(preconditioner))
     np.testing.assert_allclose(short.step_size, 0.01)
 
 
 def test_optax_descends_against_the_velocity():
-    proposal, values = proposed(parvi.Optax(optax.sgd(0.2)), begin(), linear())
+    proposal, values = proposed(parvi.steppers.Optax(optax.sgd(0.2)), begin(), linear())
     np.testing.assert_allclose(proposal.displacement, 0.2 * values, rtol=1e-14)
     np.testing.assert_allclose(proposal.step_size, 0.2, rtol=1e-12)
-    adam, values = proposed(parvi.Optax(optax.adam(0.2)), begin(), linear())
+    adam, values = proposed(parvi.steppers.Optax(optax.adam(0.2)), begin(), linear())
     # Adam's first step is the sign of the gradient.
     np.testing.assert_allclose(adam.displacement, 0.2 * np.sign(values), rtol=1e-5)
 
 
 def test_trust_region_shortens_all_by_one_factor():
     particles = begin(shift=100.0)
-    proposal, values = proposed(parvi.TrustRegion(parvi.Constant(1.0), 0.5), particles, linear())
+    proposal, values = proposed(
+        parvi.steppers.TrustRegion(parvi.steppers.Constant(1.0), 0.5), particles, linear()
+    )
     lengths = np.sqrt(np.mean(proposal.displacement**2, axis=0)) / particles.std(axis=0)
     np.testing.assert_allclose(lengths.max(), 0.5, rtol=1e-12)
     ratios = proposal.displacement / values
     np.testing.assert_allclose(ratios, proposal.step_size, rtol=1e-10)
     assert proposal.step_size < 0.1
-    inside, values = proposed(parvi.TrustRegion(parvi.Constant(1e-3)), begin(), linear())
+    inside, values = proposed(
+        parvi.steppers.TrustRegion(parvi.steppers.Constant(1e-3)), begin(), linear()
+    )
     np.testing.assert_allclose(inside.displacement, 1e-3 * values, rtol=1e-14)
 
 
 def judged(step_size, slack=0.5):
     """One judgement of a step along the exact H = Sigma*^-1 velocity from N(m, Sigma*)."""
-    stepper = parvi.LineSearch(step_size=step_size, max_step=10.0, slack=slack)
+    stepper = parvi.steppers.LineSearch(step_size=step_size, max_step=10.0, slack=slack)
     with jax.enable_x64(True):
-        cloud, fit = fitted(begin(shift=5.0), linear(parvi.Hessian()))
+        cloud, fit = fitted(begin(shift=5.0), linear(parvi.preconditioners.Hessian()))
         memory = stepper.init(cloud.particles)
         proposal, memory = stepper.propose(jnp.asarray(0), cloud, fit, memory)
         after = Cloud.at(log_density, cloud.particles + proposal.displacement)
@@ -139,12 +147,13 @@ def test_rejected_moves_leave_everything_and_cost_one_evaluation():
     sampler = parvi.Flow(linear(), Refuse())
     with jax.enable_x64(True):
         density = parvi.Target(counted, like=np.zeros(3)).full()
-        state = sampler.init(jax.random.key(0), jnp.asarray(begin(8)), density)
-        history = [np.asarray(state.particles)]
-        for step in range(6):
-            state, info = sampler.step(jax.random.key(step), state, density)
-            history.append(np.asarray(state.particles))
-            assert bool(info.accepted) == (step % 3 == 2)
+        cloud = Cloud.at(density, jnp.asarray(begin(8)))
+        memory = sampler.init(jax.random.key(0), cloud)
+        history = [np.asarray(cloud.particles)]
+        for number in range(6):
+            cloud, memory, _, moved = step(jax.random.key(number), cloud, memory, sampler)
+            history.append(np.asarray(cloud.particles))
+            assert bool(moved) == (number % 3 == 2)
         jax.effects_barrier()
     assert evaluations == 8 * 7
     moved = [not np.array_equal(a, b) for a, b in itertools.pairwise(history)]
@@ -156,7 +165,7 @@ def test_line_search_walks_up_to_a_wall_of_nan_and_says_that_it_stalled():
         return jnp.where(x[0] < 0.5, 3.0 * x[0], jnp.nan) - 0.5 * jnp.sum(x[1:] ** 2)
 
     init = begin() * 0.05
-    sampler = parvi.Flow(linear(), parvi.LineSearch())
+    sampler = parvi.Flow(linear(), parvi.steppers.LineSearch())
     result = parvi.sample(walled, init, sampler=sampler, num_steps=500, throw=False)
     assert result.status in (parvi.Status.NONFINITE, parvi.Status.STALLED)
     assert not result.history["accepted"].all()
@@ -174,17 +183,20 @@ def test_bad_start_does_not_explode():
 
 
 def test_kl_rate_rule():
-    rule = parvi.KLRate(share=0.01, patience=3)
+    rule = parvi.stopping.KLRate(share=0.01, patience=3)
     memory = rule.init(jnp.zeros((100, 5), jnp.float32))
 
-    def info(rate, accepted=True):
+    def info(rate):
         zero = jnp.zeros(())
-        return Info(zero, jnp.asarray(rate), zero, zero, jnp.asarray(accepted), {})
+        return Info(zero, jnp.asarray(rate), zero, zero, zero, {})
 
     bound = 0.01 * 5 / 100
     quiet, loud = info(-0.9 * bound), info(-1.1 * bound)
     answers = []
-    for step in (quiet, quiet, loud, quiet, quiet, info(0.0, accepted=False), quiet, quiet, quiet):
-        done, memory = rule.update(step, memory)
+    # A step that moved nothing does not count.
+    stuck = (info(0.0), False)
+    moved = [(fact, True) for fact in (quiet, quiet, loud, quiet, quiet)]
+    for fact, accepted in (*moved, stuck, (quiet, True), (quiet, True), (quiet, True)):
+        done, memory = rule.update(fact, jnp.asarray(accepted), memory)
         answers.append(bool(done))
     assert answers == [False] * 8 + [True]

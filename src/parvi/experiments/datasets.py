@@ -12,7 +12,7 @@ import zipfile
 
 import numpy as np
 
-from parvi.experiments.registry import DATASETS, Dataset, File, Table
+from parvi.experiments.data_sources import DATASETS, Dataset, File, Table
 
 ENVIRONMENT = "PARVI_DATA"
 
@@ -72,7 +72,7 @@ def is_there(name: str) -> bool:
 
 
 def find(name: str) -> Dataset:
-    """The registry's entry; ``ValueError`` with the names that there are."""
+    """What is known of a data set; ``ValueError`` with the names that there are."""
     if name not in DATASETS:
         raise ValueError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
     return DATASETS[name]

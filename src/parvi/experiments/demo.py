@@ -13,9 +13,10 @@ from jaxtyping import Float
 from parvi.models.logistic import logistic_regression
 from parvi.results.metrics import energy_distance, mean_distance
 from parvi.results.result import Result
-from parvi.run.sample import sample
-from parvi.samplers.chains import nuts
-from parvi.samplers.ready import pfg, svgd
+from parvi.samplers.default import pfg
+from parvi.samplers.nuts import nuts
+from parvi.samplers.ready import svgd
+from parvi.sampling import sample
 from parvi.targets.target import Target
 
 TRUTH = "NUTS (truth)"

@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from parvi.cloud import Cloud
 from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
+from parvi.experiments.moments import exact_normal, moments_along
 from parvi.experiments.tables import chosen, footnote, markdown
-from parvi.experiments.trace import exact_normal, trace
-from parvi.fields.kernels import RBF, LinearKernel
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP, Linear
 from parvi.fields.pfg.preconditioners import Hessian, Identity
 from parvi.fields.pfg.solvers import GradientDescent, Ridge
 from parvi.fields.svgd import SVGD
-from parvi.interface import Cloud
+from parvi.kernels import RBF, LinearKernel
 from parvi.results.metrics import gaussian_kl
 from parvi.samplers.flow import Flow
-from parvi.samplers.steppers import Constant
+from parvi.steppers import Constant
 from parvi.targets.gaussian import gaussian
 
 _SGD = optax.sgd(1e-2, momentum=0.9, nesterov=True)
@@ -73,7 +73,8 @@ def _run(setting):
     every = round(_HORIZON / _NUM_RECORDS / step)
     target = gaussian(mean, np.diag(variances))
     start = exact_normal(num, 2)
-    out = trace(Flow(field, Constant(step)), target.full(), start, setting["records"], every)
+    sampler = Flow(field, Constant(step))
+    out = moments_along(sampler, target, start, setting["records"], every)
     # A flow that has left the numbers has an infinite KL: linear SVGD does, far away.
     kl = [
         float(gaussian_kl(m, c, mean, np.diag(variances))) if _proper(m, c) else None

@@ -28,14 +28,15 @@ from parvi.experiments.tables import (
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.preconditioners import FisherDiagonal, Hessian, Identity, Kronecker
-from parvi.fields.pfg.solvers import GradientDescent
+from parvi.fields.pfg.solvers import GradientDescent, MeanEigenvalue
 from parvi.fields.svgd import SVGD
 from parvi.models.hierarchical import hierarchical_logistic_regression, logistic_predictive
-from parvi.run.sample import sample
+from parvi.samplers.default import pfg
 from parvi.samplers.flow import Flow
-from parvi.samplers.ready import pfg
 from parvi.samplers.sgld import PolynomialDecay, sgld
-from parvi.samplers.steppers import Constant, Optax
+from parvi.sampling import sample
+from parvi.steppers import Constant, Optax
+from parvi.stopping import exactly
 
 _SGD = optax.sgd(1e-2, momentum=0.9)
 _STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -58,7 +59,13 @@ def _preconditioner(name, dim):
     }[name]
 
 
-def _sampler(name, size, dim, num_rows):
+def _sampler(name, size, dim, num_rows, steps):
+    if name == DEFAULT:
+        return pfg(max_steps=steps)
+    return exactly(_tunable(name, size, dim, num_rows), steps)
+
+
+def _tunable(name, size, dim, num_rows):
     # As an array: a step size is then no reason to compile anew.
     size = np.float32(size)
     if name == "SVGD":
@@ -66,7 +73,7 @@ def _sampler(name, size, dim, num_rows):
     if name == "SGLD":
         # The curvature grows with the rows, and nothing here divides by it.
         return sgld(PolynomialDecay(np.float32(size * 100 / num_rows), offset=1.0))
-    solver = GradientDescent(_SGD, num_steps=5, warm_up=100, relative="mean")
+    solver = GradientDescent(_SGD, num_steps=5, warm_up=100, unit=MeanEigenvalue())
     return Flow(PFG(MLP(32), _preconditioner(name, dim), solver), Constant(size))
 
 
@@ -129,7 +136,6 @@ def tuned(setting: Setting, sizes: Sequence[float], prepare: Callable) -> dict:
 def run(setting: Setting) -> dict:
     """One method on one split."""
     name, seed = setting["method"], setting["seed"]
-    limit = setting["steps"]
 
     def prepare(data):
         features, labels = data
@@ -139,12 +145,8 @@ def run(setting: Setting) -> dict:
         dim = features.shape[1]
 
         def fit(size):
-            if name == DEFAULT:
-                sampler, steps = pfg(max_steps=limit), None
-            else:
-                sampler, steps = _sampler(name, size, dim, len(labels)), limit
-            init = start(dim, seed)
-            return sample(target, init, sampler=sampler, num_steps=steps, key=seed, throw=False)
+            sampler = _sampler(name, size, dim, len(labels), setting["steps"])
+            return sample(target, start(dim, seed), sampler=sampler, key=seed, throw=False)
 
         return fit
 

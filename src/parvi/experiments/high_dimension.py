@@ -12,16 +12,18 @@ import optax
 
 from parvi.experiments.cells import Experiment
 from parvi.experiments.tables import chosen, footnote, markdown, mean, published, values
-from parvi.fields.kernels import LinearKernel
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP, Linear
 from parvi.fields.pfg.preconditioners import Identity
 from parvi.fields.pfg.solvers import GradientDescent, Ridge
+from parvi.kernels import LinearKernel
 from parvi.results.metrics import energy_distance, marginal_variance
-from parvi.run.sample import sample
+from parvi.samplers.default import pfg
 from parvi.samplers.flow import Flow
-from parvi.samplers.ready import grassmann_svgd, pfg, svgd
-from parvi.samplers.steppers import Constant
+from parvi.samplers.ready import grassmann_svgd, svgd
+from parvi.sampling import sample
+from parvi.steppers import Constant
+from parvi.stopping import exactly
 from parvi.targets.gaussian import gaussian
 from parvi.targets.zoo import four_modes
 
@@ -56,11 +58,10 @@ def _samplers():
 
 def _run(setting, target, start):
     name = setting["method"]
-    num_steps = None if name == DEFAULT else setting["steps"]
     sampler = _samplers()[name]
-    return sample(
-        target, start, sampler=sampler, num_steps=num_steps, key=setting["seed"], throw=False
-    )
+    if name != DEFAULT:
+        sampler = exactly(sampler, setting["steps"])
+    return sample(target, start, sampler=sampler, key=setting["seed"], throw=False)
 
 
 def _facts(run) -> dict:

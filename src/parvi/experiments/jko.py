@@ -16,9 +16,10 @@ from parvi.experiments import hierarchical
 from parvi.experiments.cells import Experiment
 from parvi.experiments.tables import values
 from parvi.models.hierarchical import hierarchical_logistic_regression
-from parvi.run.sample import sample
 from parvi.samplers.flow import Flow
 from parvi.samplers.ready import jko_icnn, jko_variational
+from parvi.sampling import sample
+from parvi.stopping import exactly
 
 _SCHEMES: dict[str, Callable[..., Flow]] = {
     "JKO-ICNN": jko_icnn,
@@ -44,14 +45,8 @@ def _run(setting):
 
         def fit(size):
             sampler = scheme(np.float64(size), num_inner_steps=setting["inner_steps"])
-            return sample(
-                target,
-                particles,
-                sampler=sampler,
-                num_steps=setting["steps"],
-                key=seed,
-                throw=False,
-            )
+            fixed = exactly(sampler, setting["steps"])
+            return sample(target, particles, sampler=fixed, key=seed, throw=False)
 
         return fit
 

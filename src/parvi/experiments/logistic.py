@@ -36,12 +36,14 @@ from parvi.fields.pfg.solvers import GradientDescent
 from parvi.fields.svgd import SVGD
 from parvi.models.hierarchical import logistic_predictive
 from parvi.models.logistic import logistic_regression
-from parvi.run import advance as driver
+from parvi.run.compile.policy import CAREFUL
+from parvi.run.run import Run
 from parvi.run.threads import single_blas_thread
+from parvi.samplers.default import pfg
 from parvi.samplers.flow import Flow
-from parvi.samplers.ready import pfg
-from parvi.samplers.steppers import Optax
 from parvi.status import Status
+from parvi.steppers import Optax
+from parvi.stopping import exactly
 from parvi.targets.precision import precision
 
 DEFAULT = "PFG (default)"
@@ -65,44 +67,43 @@ class _Look(NamedTuple):
     log_joints: Float[np.ndarray, " n"]
 
 
-def _sampler(name, size):
+def _sampler(name, size, steps):
     if name == DEFAULT:
         return pfg()
     # As an array: one compilation for all step sizes.
     stepper = Optax(_ADAM, np.float32(size))
     if name == "SVGD":
-        return Flow(SVGD(), stepper)
+        return exactly(Flow(SVGD(), stepper), steps)
     metric = Identity() if name == "PFG with H = I" else FisherDiagonal(0.1)
     solver = GradientDescent(_SGD, num_steps=5, warm_up=100)
-    return Flow(PFG(MLP(32), metric, solver), stepper)
+    return exactly(Flow(PFG(MLP(32), metric, solver), stepper), steps)
 
 
 def _follow(name, size, target, steps, seed):
-    """A run, looked at before it, after each of these numbers of steps, and at its end."""
+    """A run, looked at before it, after each of these numbers of steps, and at its end.
+
+    Returns the looks, the status, and the seconds of all calls but those that compiled.
+    """
     start = np.random.default_rng(seed).normal(size=(NUM_PARTICLES, target.layout.dim))
+    seconds = 0.0
     with precision(np.dtype(np.float32)), single_blas_thread():
-        sampler, key = _sampler(name, size), jax.random.key(seed)
-        particles = jnp.asarray(start, jnp.float32)
-        rule, stops = sampler.stopping_rule, np.bool_(name == DEFAULT)
         log_joints = eqx.filter_jit(jax.vmap(log_joint(target)))
-        run = driver.start(key, particles, sampler, target, rule)
-        looks, seconds = [], []
+        began = time.perf_counter()
+        sampler = _sampler(name, size, steps[-1])
+        run = Run.begin(target, jnp.asarray(start, jnp.float32), sampler, seed, plan=CAREFUL)
+        looks = []
         for until in (0, *steps):
-            began = time.perf_counter()
-            if until > 0:
-                rest = (target, rule, np.int32(until), stops, steps[-1])
-                run = jax.block_until_ready(driver.advance(key, run, sampler, *rest)[0])
-                while int(run.status) == Status.PAUSED:
-                    sampler, run = driver.onward(run, sampler)
-                    run = jax.block_until_ready(driver.advance(key, run, sampler, *rest)[0])
-            seconds.append(time.perf_counter() - began)
-            x = run.state.particles
+            run.advance(until - run.num_steps)
+            seconds += time.perf_counter() - began
+            x = run.particles
             wide = [np.asarray(array, np.float64) for array in (x, log_joints(x))]
-            looks.append(_Look(int(run.state.step), *wide))
-            if int(run.status) != Status.RUNNING:
+            looks.append(_Look(run.num_steps, *wide))
+            if run.is_done:
                 break
-    # Of the first step most is compilation.
-    return looks, Status(int(run.status)), sum(seconds[2:])
+            began = time.perf_counter()
+    # A run that could go on has made all the steps that were asked of it.
+    status = run.status if run.is_done else Status.MAX_STEPS
+    return looks, status, seconds - run.compile_seconds
 
 
 @functools.lru_cache(maxsize=8)
@@ -145,7 +146,7 @@ def _run(setting):
         "ends": ends,
         "validation_nll": {str(s): nll for s, nll in tried.items()},
         "steps": looks[-1].step,
-        "status": (Status.MAX_STEPS if status == Status.RUNNING else status).name,
+        "status": status.name,
         "seconds": seconds,
         "reference": truth.facts,
     }

@@ -19,8 +19,8 @@ from parvi.experiments import datasets
 from parvi.models.logistic import logistic_regression, signed_features
 from parvi.results.metrics import elbo
 from parvi.results.metrics.pairs import BLOCK_SIZE, mean_over_own_pairs, mean_over_pairs, squares
-from parvi.run.sample import sample
-from parvi.samplers.chains import nuts
+from parvi.samplers.nuts import nuts
+from parvi.sampling import sample
 from parvi.targets.target import Target
 
 MEASURES = ("mean_error", "mmd", "elbo", "kernel_elbo")

@@ -19,11 +19,12 @@ from parvi.fields.pfg.preconditioners import Identity
 from parvi.fields.pfg.solvers import GradientDescent
 from parvi.fields.svgd import SVGD
 from parvi.results.metrics import energy_distance
-from parvi.run.sample import sample
+from parvi.samplers.default import pfg
 from parvi.samplers.flow import Flow
 from parvi.samplers.langevin import langevin
-from parvi.samplers.ready import pfg
-from parvi.samplers.steppers import Constant
+from parvi.sampling import sample
+from parvi.steppers import Constant
+from parvi.stopping import exactly
 from parvi.targets.gaussian import gaussian
 from parvi.targets.target import Target
 
@@ -32,7 +33,8 @@ _NUM_PARTICLES = 1000
 _NUM_STEPS = 2000
 _NUM_TRUTH = 10_000
 _SD = 0.1
-_METHODS = ("SVGD", "PFG", "PFG (default)", "Langevin")
+_DEFAULT = "PFG (default)"
+_METHODS = ("SVGD", "PFG", _DEFAULT, "Langevin")
 
 
 def _clusters(seed):
@@ -52,16 +54,16 @@ def _draws(means, num, seed):
     return means[rng.integers(0, 10, num)] + _SD * rng.normal(size=(num, 2))
 
 
-def _sampler(name, num):
-    if name == "SVGD":
-        return Flow(SVGD(), Constant(1e-2))
-    if name == "PFG":
-        solver = GradientDescent(_SGD, num_steps=5, warm_up=100)
-        field = PFG(MLP(32, activation=jnp.tanh), Identity(), solver)
-        return Flow(field, Constant(1e-1 / num))
+def _sampler(name, num, steps):
+    if name == _DEFAULT:
+        return pfg()
     if name == "Langevin":
-        return langevin(1e-4)
-    return pfg()
+        return exactly(langevin(1e-4), steps)
+    if name == "SVGD":
+        return exactly(Flow(SVGD(), Constant(1e-2)), steps)
+    solver = GradientDescent(_SGD, num_steps=5, warm_up=100)
+    field = PFG(MLP(32, activation=jnp.tanh), Identity(), solver)
+    return exactly(Flow(field, Constant(1e-1 / num)), steps)
 
 
 def _settings(quick):
@@ -77,10 +79,8 @@ def _run(setting):
     seed, num, name = setting["seed"], setting["particles"], setting["method"]
     means = _clusters(seed)
     start = np.random.default_rng(100 + seed).normal(size=(num, 2))
-    steps = None if name == "PFG (default)" else setting["steps"]
-    run = sample(
-        _target(means), start, sampler=_sampler(name, num), num_steps=steps, key=seed, throw=False
-    )
+    sampler = _sampler(name, num, setting["steps"])
+    run = sample(_target(means), start, sampler=sampler, key=seed, throw=False)
     truth = _draws(means, _NUM_TRUTH, 200 + seed)
     nearest = np.argmin(np.sum((run.particles[:, None] - means) ** 2, axis=2), axis=1)
     weights = np.bincount(nearest, minlength=10) / num
@@ -147,17 +147,16 @@ def _seed_settings(quick):
     return [
         {"method": method, "seed": seed, "particles": 50}
         for seed in ((1,) if quick else (1, 2, 3))
-        for method in ("PFG (default)", "Langevin")
+        for method in (_DEFAULT, "Langevin")
     ]
 
 
 def _run_seed(setting):
     seed, num = setting["seed"], setting["particles"]
     start = np.random.default_rng(seed).normal(size=(num, 2))
-    default = setting["method"] == "PFG (default)"
-    sampler, steps = (pfg(), None) if default else (langevin(1e-2), 2000)
+    sampler = pfg() if setting["method"] == _DEFAULT else langevin(1e-2, max_steps=2000)
     target = gaussian(np.zeros(2), np.eye(2))
-    run = sample(target, start, sampler=sampler, num_steps=steps, key=seed, throw=False)
+    run = sample(target, start, sampler=sampler, key=seed, throw=False)
     truth = np.random.default_rng(1000).normal(size=(_NUM_TRUTH, 2))
     return {
         "particles": np.round(run.particles, 4).tolist(),

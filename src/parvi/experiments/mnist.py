@@ -27,8 +27,8 @@ from parvi.models.neural_network import (
     initial_networks,
     network_classification,
 )
-from parvi.run.sample import sample
-from parvi.samplers.ready import pfg
+from parvi.samplers.default import pfg
+from parvi.sampling import sample
 
 _STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
 _HIDDEN = 128
@@ -62,14 +62,7 @@ def _fit(name, size, data, num, steps, seed):
     target = network_classification(features, labels, hidden=_HIDDEN, batch_size=_BATCH)
     key = jax.random.key(seed)
     start = initial_networks(key, num, features.shape[1], _HIDDEN, 10, noise=False)
-    return sample(
-        target,
-        start,
-        sampler=_sampler(name, size, steps),
-        num_steps=None if name == _DEFAULT else steps,
-        key=seed,
-        throw=False,
-    )
+    return sample(target, start, sampler=_sampler(name, size, steps), key=seed, throw=False)
 
 
 def _scores(run, data):

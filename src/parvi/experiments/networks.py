@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from parvi.fields.frame import Standardised
+from parvi.fields.framed import Standardised
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.preconditioners import AbstractPreconditioner
-from parvi.fields.pfg.solvers import GradientDescent
+from parvi.fields.pfg.solvers import GradientDescent, LargestEigenvalue
 from parvi.interface import AbstractField
 from parvi.samplers.flow import Flow
-from parvi.samplers.steppers import Optax
+from parvi.steppers import Optax
+from parvi.stopping import Never
 
 _SGD = optax.sgd(1e-2, momentum=0.9)
 
@@ -36,8 +37,8 @@ def _adam(steps):
 
 
 def falling_adam(field: AbstractField, size: np.floating, steps: int) -> Flow:
-    """The field with the steps of Adam without momentum, falling to zero at the last."""
-    return Flow(field, Optax(_adam(steps), size))
+    """The field with so many steps of Adam without momentum, falling to zero at the last."""
+    return Flow(field, Optax(_adam(steps), size), Never(), steps)
 
 
 def network_pfg(preconditioner: AbstractPreconditioner) -> AbstractField:
@@ -46,5 +47,5 @@ def network_pfg(preconditioner: AbstractPreconditioner) -> AbstractField:
     With few particles in many dimensions each must follow its own gradient (base shift 1): the
     network is left with what drives them apart.
     """
-    solver = GradientDescent(_SGD, num_steps=1, warm_up=100, relative="largest")
+    solver = GradientDescent(_SGD, num_steps=1, warm_up=100, unit=LargestEigenvalue())
     return Standardised(PFG(MLP(32, scaling=True), preconditioner, solver, base_shift=1.0))

@@ -33,10 +33,11 @@ from parvi.fields.sliced_svgd import SlicedSVGD
 from parvi.fields.svgd import SVGD
 from parvi.interface import AbstractField
 from parvi.models.neural_network import initial_networks, network_regression, regression_scores
-from parvi.run.sample import sample
+from parvi.samplers.default import pfg
 from parvi.samplers.psgld import psgld
-from parvi.samplers.ready import pfg
 from parvi.samplers.sgld import sgld
+from parvi.sampling import sample
+from parvi.stopping import exactly
 
 DEFAULT = "PFG (default)"
 _STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -87,6 +88,12 @@ def _hidden(dataset):
 
 
 def _sampler(method, size, problem, hidden, steps):
+    if method == DEFAULT:
+        return pfg(max_steps=steps)
+    return exactly(_tunable(method, size, problem, hidden, steps), steps)
+
+
+def _tunable(method, size, problem, hidden, steps):
     # As an array: a step size is then no reason to compile anew.
     size = np.float32(size)
     rows = len(problem.targets)
@@ -123,12 +130,8 @@ def _fit(setting, size, problem):
     )
     key, start_key = jax.random.split(jax.random.key(setting["split"]))
     start = initial_networks(start_key, _NUM_PARTICLES, problem.features.shape[1], hidden)
-    if method == DEFAULT:
-        sampler, steps = pfg(max_steps=setting["steps"]), None
-    else:
-        steps = setting["steps"]
-        sampler = _sampler(method, size, problem, hidden, steps)
-    return sample(target, start, sampler=sampler, num_steps=steps, key=key, throw=False)
+    sampler = _sampler(method, size, problem, hidden, setting["steps"])
+    return sample(target, start, sampler=sampler, key=key, throw=False)
 
 
 def _scores(run, problem, mixture):

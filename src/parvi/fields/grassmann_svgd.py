@@ -34,10 +34,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.fields.kernels import RBF, AbstractBandwidth, Fixed, Median
 from parvi.fields.lines import velocities_on_lines
 from parvi.fields.svgd import SVGDVelocity
 from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.kernels import RBF, AbstractBandwidth, Fixed, Median
 
 # Projectors in use unless told: the authors' experiments have min(20, d // k).
 _MAX_PROJECTORS = 20

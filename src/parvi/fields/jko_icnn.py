@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from parvi.cloud import LogDensity
 from parvi.fields.icnn import ICNN
-from parvi.interface import AbstractField, AbstractVelocity, Fit, LogDensity, kl_rate
+from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
 
 class ICNNVelocity(AbstractVelocity):

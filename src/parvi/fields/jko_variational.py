@@ -16,8 +16,8 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.fields.affine_network import AffineNetwork
-from parvi.fields.frame import DenseFrame
 from parvi.fields.pfg.functions import Parameters
+from parvi.geometry.frame import DenseFrame
 from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
 # Draws from mu for each particle: they cost no log density, and the mean of exp(g) is noisy.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.fields.kernels import AbstractBandwidth, Median, median_by_counting
+from parvi.kernels import AbstractBandwidth, Median, median_by_counting
 
 # In roots of h: phi is zero there in float64 too, and a power of a larger gap might overflow.
 _FARTHEST = 30

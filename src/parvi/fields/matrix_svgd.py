@@ -19,14 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from parvi.fields.frame import AbstractFrame, FramedDensity, FramedVelocity
-from parvi.fields.kernels import (
-    RBF,
-    AbstractKernel,
-    AbstractRadialKernel,
-    Profile,
-    square_distances,
-)
+from parvi.fields.framed import FramedVelocity
 from parvi.fields.pfg.metric import (
     AbstractMetric,
     DenseMetric,
@@ -42,7 +35,15 @@ from parvi.fields.pfg.preconditioners import (
     RegressedHessian,
 )
 from parvi.fields.svgd import SVGD
+from parvi.geometry.frame import AbstractFrame, FramedDensity
 from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, kl_rate
+from parvi.kernels import (
+    RBF,
+    AbstractKernel,
+    AbstractRadialKernel,
+    Profile,
+    square_distances,
+)
 
 
 class AbstractMatrixKernel(eqx.Module):
@@ -85,7 +86,7 @@ class MatrixSVGD(AbstractField):
         if mixture and not isinstance(self.kernel, AbstractRadialKernel):
             raise ValueError(
                 f"PreconditionerMixture needs a radial kernel, got {type(self.kernel).__name__}; "
-                "use parvi.RBF() or parvi.IMQ(), or SharedPreconditioner."
+                "use parvi.kernels.RBF() or parvi.kernels.IMQ(), or SharedPreconditioner."
             )
 
     def init(self, key, particles):
@@ -151,7 +152,7 @@ class PreconditionerMixture(AbstractMatrixKernel):
         if isinstance(self.preconditioner, InverseCovariance | RegressedHessian):
             raise ValueError(
                 f"{type(self.preconditioner).__name__} needs many particles, but each anchor of "
-                "a PreconditionerMixture is alone; use parvi.Hessian()."
+                "a PreconditionerMixture is alone; use parvi.preconditioners.Hessian()."
             )
 
     def init(self, particles):

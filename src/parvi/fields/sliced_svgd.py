@@ -29,9 +29,9 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from parvi.fields.kernels import AbstractBandwidth, Median
 from parvi.fields.lines import discrepancies_on_lines, squares_on_lines, velocities_on_lines
 from parvi.interface import AbstractField, AbstractVelocity, Fit
+from parvi.kernels import AbstractBandwidth, Median
 
 # Particles from which a median is taken at the most, as in the blocked SVGD.
 _MEDIAN_POINTS = 512

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.fields.kernels import (
+from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.kernels import (
     RBF,
     AbstractKernel,
     AbstractRadialKernel,
     LinearKernel,
     square_distances,
 )
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
 # Points from which a blocked run takes its median: 130 000 pairs give it to about 0.5 %.
 _MEDIAN_POINTS = 512

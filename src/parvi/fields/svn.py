@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from parvi.fields.frame import AbstractFrame, FramedVelocity
-from parvi.fields.kernels import RBF, AbstractBandwidth, AbstractRadialKernel
+from parvi.fields.framed import FramedVelocity
 from parvi.fields.matrix_svgd import MetricFrame
 from parvi.fields.pfg.metric import DenseMetric
+from parvi.geometry.frame import AbstractFrame
 from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, kl_rate
+from parvi.kernels import RBF, AbstractBandwidth, AbstractRadialKernel
 
 
 class Dimension(AbstractBandwidth):
@@ -207,8 +208,8 @@ class SVN(AbstractField):
     def __check_init__(self):
         if not isinstance(self.kernel, AbstractRadialKernel):
             raise ValueError(
-                f"SVN needs a radial kernel, got {type(self.kernel).__name__}; use parvi.RBF() or "
-                "parvi.IMQ()."
+                f"SVN needs a radial kernel, got {type(self.kernel).__name__}; use "
+                "parvi.kernels.RBF() or parvi.kernels.IMQ()."
             )
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")

@@ -11,33 +11,39 @@ A clean bill is no proof: a mode that no particle has met is seen by neither.
 
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jaxtyping import Array, Float
 
-from parvi.fields.clumps import separated
-from parvi.fields.frame import own_frame, tells_covariance
+from parvi.cloud import Cloud, Place, View
+from parvi.evaluation import evaluate, quickly
 from parvi.fields.pfg.excess import stein_excess
 from parvi.fields.pfg.functions import RandomFeatures
-from parvi.interface import Cloud, LogDensity
+from parvi.geometry.clumps import separated
+from parvi.geometry.frame import InFrame, own_frame, tells_covariance
 from parvi.results.metrics.kernel_stein import ksd_test
+from parvi.run.run import Run
+from parvi.samplers.fly import Fly
 from parvi.status import Status
+from parvi.targets.target import AbstractTarget
 
 _NUM_DRAWS = 4
 _RIDGE = 1e-2
 # Particles in the kernel test at the most: its time is quadratic.
 _MAX_KERNEL = 1024
-# Hamiltonian transitions of so many leapfrog steps, and how many errors above the expected largest
-# a change must be.
-_TRANSITIONS = 40
-_LEAPFROGS = 8
+# Transitions of the default's own flight, and how many errors above the expected largest a change
+# must be.
+_TRANSITIONS = 8
 _MAX_DRIFT = 1.0
 
 
 class Check(NamedTuple):
-    """Whether nothing was found, what was found in words, and the numbers behind it."""
+    """Whether nothing was found, what was found in words, and the numbers behind it.
+
+    ``bool(check)`` is ``check.ok``.
+    """
 
     ok: bool
     findings: tuple[str, ...]
@@ -48,17 +54,17 @@ class Check(NamedTuple):
             return "Nothing wrong was found."
         return "\n".join(f"- {finding}" for finding in self.findings)
 
+    def __bool__(self) -> bool:
+        return self.ok
 
-def check(
-    status: Status, log_density: LogDensity, flat: Float[Array, "n d"], tempered: bool
+
+def checked(
+    status: Status, target: AbstractTarget, flat: Float[Array, "n d"], tempered: bool
 ) -> Check:
-    """Look at particles, flat and unconstrained."""
-    # Here, and not above: it takes a second, and most runs are not looked at.
-    import scipy.stats
-
+    """Look at particles, flat and unconstrained, of a target whose log density is fixed."""
     num, dim = flat.shape
-    dense = tells_covariance(flat)
-    numbers = _numbers(log_density, jnp.asarray(flat))
+    dense = tells_covariance(flat.shape)
+    numbers = _numbers(target, jnp.asarray(flat))
     numbers = {name: float(value) for name, value in numbers.items()}
     findings = []
     if status != Status.CONVERGED:
@@ -75,7 +81,7 @@ def check(
             f"Too wide in some direction: its Stein ratio is {numbers['stein_high']:.2f}, 1 is "
             "right."
         )
-    if numbers["mean_excess"] > scipy.stats.chi2.isf(1e-3, dim) / dim:
+    if numbers["mean_excess"] > scipy.special.chdtri(dim, 1e-3) / dim:
         findings.append(
             f"The mean is off: the average score is {numbers['mean_excess']:.1f} times as large, "
             "squared, as that of independent draws."
@@ -114,96 +120,83 @@ _SHAPES = {
 }
 
 
-def _soft_absolute(a):
-    return jnp.sqrt(1 + a**2)
-
-
-def _numbers(log_density, flat) -> dict[str, Any]:
-    # Before anything is traced: importing blackjax computes.
-    import blackjax  # noqa: F401
-
-    numbers, z, s = _stein_numbers(log_density, flat)
-    numbers["drift"] = _drift(log_density, flat)
-    if tells_covariance(flat):
+def _numbers(target, flat) -> dict[str, Any]:
+    density = target.full()
+    values, scores = evaluate(density, flat)
+    place = Place(flat, scores, values)
+    numbers, z, s = _stein_numbers(density, place)
+    numbers["drift"] = _drift(target, place)
+    if tells_covariance(flat.shape):
         rows = np.linspace(0, len(z) - 1, min(len(z), _MAX_KERNEL)).astype(int)
         test = ksd_test(np.asarray(z)[rows], np.asarray(s)[rows], num_bootstrap=500)
         numbers["ksd_p"] = test.p_value
     return numbers
 
 
-@eqx.filter_jit
-def _stein_numbers(log_density, flat):
+@quickly
+def _stein_numbers(log_density, place):
     """The numbers that need no pairs, and the particles and scores in their own frame."""
-    cloud = Cloud.at(log_density, flat)
-    frame = own_frame(flat)
-    z, s = frame.enter(flat), frame.pull(cloud.scores)
+    cloud = Cloud.of(place, log_density)
+    seen = View(cloud, InFrame(own_frame(cloud.particles)))
+    z, s = seen.particles, seen.scores
     num = len(z)
     variance = jnp.mean(jnp.sum((s - jnp.mean(s, axis=0)) ** 2, axis=1))
     numbers = {"mean_excess": num * jnp.sum(jnp.mean(s, axis=0) ** 2) / variance}
-    if not tells_covariance(flat):
+    if not tells_covariance(z.shape):
         ratios = -jnp.mean(s * z, axis=0)
         # The extremes of d ratios would be noise: a twentieth may be beyond on either side.
         low, high = jnp.quantile(ratios, jnp.array([0.05, 0.95], ratios.dtype))
         return numbers | {"stein_low": low, "stein_high": high}, z, s
     moment = -s.T @ z / num
-    values = jnp.linalg.eigvalsh((moment + moment.T) / 2)
-    numbers |= {"stein_low": values[0], "stein_high": values[-1]}
-    features = max(min(64, num // 8), 1)
-    families = {
-        "excess": RandomFeatures(features),
-        "excess_fine": RandomFeatures(features, scale=2.0),
-        "excess_tails": RandomFeatures(features, activation=_soft_absolute, scale=2.0),
-    }
-    keys = jax.random.split(jax.random.key(0), _NUM_DRAWS)
-    for name, functions in families.items():
-
-        def one(key, functions=functions):
-            return stein_excess(functions, functions.informed(key, z, s), z, s, _RIDGE)
-
-        numbers[name] = jnp.mean(jax.vmap(one)(keys))
+    ratios = jnp.linalg.eigvalsh((moment + moment.T) / 2)
+    numbers |= {"stein_low": ratios[0], "stein_high": ratios[-1]}
+    numbers |= _excesses(seen)
     numbers["clumps"] = separated(z, s).astype(z.dtype)
     return numbers, z, s
 
 
-@eqx.filter_jit
-def _drift(log_density, flat):
-    """The largest change of a mean or a variance under Hamiltonian transitions, in its errors."""
-    import blackjax
+def _excesses(seen) -> dict[str, Any]:
+    """Of features of three kinds, the mean over some draws of each."""
+    num_features = max(min(64, seen.shape[0] // 8), 1)
 
-    frame = own_frame(flat)
-    start = frame.enter(flat)
-    dim = start.shape[1]
+    def one(args):
+        # One program for all: to compile each by itself would take three times as long.
+        key, fine, tails = args
 
-    def density(z):
-        return log_density(frame.leave(z))
+        def activation(a):
+            return jnp.where(tails, jnp.sqrt(1 + (2 * a) ** 2), jnp.tanh(jnp.where(fine, 2, 1) * a))
 
-    def transition(key, states, step_size):
-        kernel = blackjax.hmc.build_kernel()
-        mass = jnp.ones(dim, start.dtype)
+        functions = RandomFeatures(num_features, activation)
+        features = functions.informed(key, seen.particles, seen.scores)
+        return jnp.mean(stein_excess(functions, features, seen, _RIDGE))
 
-        def one(key, state):
-            return kernel(key, state, density, step_size, mass, _LEAPFROGS)
+    kinds = np.repeat(np.arange(len(_SHAPES)), _NUM_DRAWS)
+    keys = jax.random.split(jax.random.key(0, impl="rbg"), len(kinds))
+    found = jax.lax.map(one, (keys, jnp.asarray(kinds == 1), jnp.asarray(kinds == 2)))
+    means = found.reshape(len(_SHAPES), _NUM_DRAWS).mean(axis=1)
+    return dict(zip(_SHAPES, means, strict=True))
 
-        states, info = jax.vmap(one)(jax.random.split(key, len(start)), states)
-        return states, jnp.mean(jnp.nan_to_num(info.acceptance_rate))
 
-    states = jax.vmap(lambda z: blackjax.hmc.init(z, density))(start)
-    # The longest step that is mostly accepted.
-    ladder = jnp.asarray(0.5 * 2.0 ** -jnp.arange(8), start.dtype)
-    keys = jax.random.split(jax.random.key(1), len(ladder))
-    rates = jax.lax.map(lambda a: transition(a[0], states, a[1])[1], (keys, ladder))
-    step_size = ladder[jnp.argmax(rates > 0.65)]
+def _drift(target, place) -> float:
+    """The largest change of a mean or a variance under Hamiltonian transitions, in its errors.
 
-    def body(states, key):
-        return transition(key, states, step_size)[0], None
+    The transitions are those of the default's own flight: a run that flew has compiled them.
+    """
+    flying = Fly()
+    run = Run(target, flying, jax.random.key(1), place)
+    run.advance(_TRANSITIONS * flying.num_leapfrogs)
+    return float(_largest_change(place.particles, run.particles))
 
-    keys = jax.random.split(jax.random.key(2), _TRANSITIONS)
-    end = jax.lax.scan(body, states, keys)[0].position
+
+@quickly
+def _largest_change(start, end):
+    frame = own_frame(start)
+    start, end = frame.enter(start), frame.enter(end)
 
     def error(change):
         return jnp.mean(change, axis=0) / (jnp.std(change, axis=0) * len(start) ** -0.5 + 1e-12)
 
     errors = jnp.concatenate([error(end - start), error(end**2 - start**2)])
     # The largest of 2 d errors: less what the largest of so many normal ones would be.
-    expected = jnp.sqrt(2 * jnp.log(4.0 * dim))
+    expected = jnp.sqrt(2 * jnp.log(4.0 * start.shape[1]))
     return jnp.max(jnp.abs(errors)) - expected

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from parvi.interface import AbstractSampler, Info
 from parvi.results import arviz, checks, storage
+from parvi.run.threads import single_blas_thread
 from parvi.status import Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget, Target
@@ -32,7 +32,17 @@ class Timing(NamedTuple):
     compile_seconds: float
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+class Settings(NamedTuple):
+    """What ``parvi.sample`` was called with, beside the target."""
+
+    init: Any
+    key: Any
+    num_particles: int | None
+    sampler: Any
+    num_steps: int | None
+
+
+@dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Result:
     """What a run gives back. All arrays are NumPy's, in the dtype of the run.
 
@@ -43,8 +53,9 @@ class Result:
     status
         How the run ended.
     history
-        Per-step arrays: ``kl_rate`` (dKL/dt), ``stein_ratio``, ``step_size``, ``accepted`` and
-        what the sampler adds.
+        Per-step arrays: ``stage`` (its name), ``kl_rate`` (dKL/dt), ``stein_ratio``,
+        ``step_size``, ``gradients`` (how many were evaluated), ``accepted`` (whether any particle
+        moved) and what the sampler adds, NaN in stages that do not have it.
     names
         One for every number of a particle.
     sampler, key
@@ -57,6 +68,9 @@ class Result:
         What was sampled; None in a result that was loaded from a file,
     saved_log_density
         which has this instead.
+    settings
+        With these ``parvi.sample(result.target, **result.settings._asdict())`` gives the same
+        particles, bit for bit; None in a result that was loaded. A reference to ``init``, no copy.
     """
 
     particles: PyTree[np.ndarray]
@@ -67,8 +81,9 @@ class Result:
     key: str
     timing: Timing
     num_moved: int = 0
-    target: AbstractTarget | None = dataclasses.field(default=None, compare=False)
+    target: AbstractTarget | None = None
     saved_log_density: Float[np.ndarray, " n"] | None = None
+    settings: Settings | None = None
 
     @classmethod
     def build(
@@ -76,9 +91,8 @@ class Result:
         target: AbstractTarget,
         flat: Any,
         status: Status,
-        infos: list[Info],
-        sampler: AbstractSampler,
-        key: Any,
+        history: list,
+        settings: Settings,
         timing: Timing,
         num_moved: int = 0,
     ) -> "Result":
@@ -89,13 +103,14 @@ class Result:
         return cls(
             particles=jax.tree_util.tree_map(np.asarray, particles),
             status=status,
-            history=_history(infos),
+            history=_history(history),
             names=layout.scalar_names(),
-            sampler=repr(sampler),
-            key=str(key),
+            sampler=repr(settings.sampler),
+            key=str(settings.key),
             timing=timing,
             num_moved=num_moved,
             target=target,
+            settings=settings,
         )
 
     @functools.cached_property
@@ -118,6 +133,12 @@ class Result:
     def num_steps(self) -> int:
         """Steps that were done."""
         return len(self.history["kl_rate"]) if self.history else 0
+
+    @property
+    def num_gradients(self) -> int:
+        """Gradients of the log density that were evaluated, those at the start included."""
+        made = self.history["gradients"].sum(dtype=np.int64) if self.history else 0
+        return self.num_particles + int(made)
 
     @property
     def num_particles(self) -> int:
@@ -146,8 +167,9 @@ class Result:
         """What is wrong with these particles, in words, as far as they can tell.
 
         Tests of Stein's identity that the run did not use, each in units of what as many
-        independent draws would show. ``check().ok`` says whether nothing was found; print it to
-        read the findings. n further gradients, and some seconds to compile them.
+        independent draws would show, and 8 Hamiltonian transitions of every particle, which must
+        leave their means and variances as they are. ``bool(result.check())`` says whether nothing
+        was found; print it to read the findings. 65 further gradients a particle.
 
         Parameters
         ----------
@@ -166,9 +188,12 @@ class Result:
         assert layout is not None
         with precision(self._dtype):
             flat = jax.vmap(layout.unconstrain)(self.particles)
-            tempered = bool(np.any(self.history.get("beta", np.ones(1)) < 1))
-            tempered = tempered and not np.any(self.history.get("returns", np.zeros(1)))
-            return checks.check(self.status, target.full(), flat, tempered)
+            tempered = bool(np.any(self.history.get("stage", np.empty(0)) == "temper"))
+            if not target.is_fixed:
+                # With all the data, whatever a step of the run saw.
+                target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
+            with single_blas_thread():
+                return checks.checked(self.status, target, flat, tempered)
 
     def to_arviz(self) -> "az.InferenceData":
         """An ArviZ ``InferenceData``: one chain of n draws, log density in ``sample_stats``."""
@@ -248,11 +273,22 @@ def _log_densities(target: AbstractTarget, particles):
     return jax.lax.map(target.full().log_density, particles, batch_size=at_once)
 
 
-def _history(infos: list[Info]) -> dict[str, np.ndarray]:
-    if not infos:
+def _history(blocks: list) -> dict[str, np.ndarray]:
+    """One column a fact; NaN where a stage does not have it."""
+    if not blocks:
         return {}
-    stacked = jax.tree_util.tree_map(lambda *parts: np.concatenate(parts), *infos)
-    columns = {name: getattr(stacked, name) for name in Info._fields}
-    extra = columns.pop("extra")
-    del columns["status"]
-    return columns | extra
+    parts = []
+    for stage, record in blocks:
+        columns = record.info._asdict() | {"accepted": record.accepted}
+        columns |= columns.pop("extra")
+        del columns["status"]
+        columns["stage"] = np.full(len(record.accepted), stage)
+        parts.append(columns)
+    names = dict.fromkeys(name for columns in parts for name in columns)
+    return {name: np.concatenate([_column(name, part) for part in parts]) for name in names}
+
+
+def _column(name: str, columns: dict[str, np.ndarray]) -> np.ndarray:
+    if name in columns:
+        return columns[name]
+    return np.full(len(columns["accepted"]), np.nan, columns["kl_rate"].dtype)

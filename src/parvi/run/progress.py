@@ -13,7 +13,7 @@ from rich.progress import (
 
 
 class Bar:
-    """Steps done, the KL rate and the steps per second; prints nothing where not wanted."""
+    """Steps, stage, KL rate and steps per second; it prints nothing where it is not wanted."""
 
     def __init__(self, num_steps: int, wanted: bool | None, description: str = "sampling"):
         self._num_steps = num_steps
@@ -46,8 +46,8 @@ class Bar:
         if self._progress is not None:
             self._progress.stop()
 
-    def update(self, step: int, kl_rate: float, steps_per_second: float) -> None:
+    def update(self, step: int, stage: str, kl_rate: float, steps_per_second: float) -> None:
         """Show how far the run is."""
         if self._progress is not None:
-            facts = f"KL rate {kl_rate:.2e}  {steps_per_second:,.0f} steps/s"
+            facts = f"{stage}  KL rate {kl_rate:.2e}  {steps_per_second:,.0f} steps/s"
             self._progress.update(self._task, completed=step, facts=facts)

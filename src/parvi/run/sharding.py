@@ -43,7 +43,7 @@ def spread(particles: Float[Array, "n d"], sharding: NamedSharding) -> Float[Arr
     return _placed(particles, sharding)
 
 
-def spread_target(target: AbstractTarget, mesh: Mesh) -> AbstractTarget:
+def spread_target(target: AbstractTarget, mesh: Any) -> AbstractTarget:
     """The target on every device; rows of mini-batch data over the second axis, if there is one."""
     if isinstance(target, MiniBatch) and len(mesh.axis_names) > 1:
         parts = mesh.devices.shape[1]
@@ -59,7 +59,7 @@ def spread_target(target: AbstractTarget, mesh: Mesh) -> AbstractTarget:
     return replicate(target, mesh)
 
 
-def replicate(tree: PyTree, mesh: Mesh) -> PyTree:
+def replicate(tree: PyTree, mesh: Any) -> PyTree:
     """Arrays on every device of the mesh."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.tree_util.tree_map(lambda leaf: _on(leaf, everywhere), tree)

@@ -2,37 +2,36 @@
 
     x <- x + eta f(x)
 
-The log density and its gradient are evaluated once a step, at the proposed particles, and kept
-with them: a rejected move costs no second evaluation, and what is in the state is always finite.
-With mini-batches each evaluation sees the batch of its own step.
+A rejected move costs no second evaluation: what is known at the particles is kept with them. With
+mini-batches each evaluation sees the batch of its own step.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Int, PyTree
 
-from parvi.interface import (
-    AbstractField,
-    AbstractSampler,
-    AbstractStoppingRule,
-    Cloud,
-    Info,
-    State,
-)
-from parvi.samplers.steppers import AbstractStepper
-from parvi.samplers.stopping import KLRate
+from parvi.interface import AbstractField, AbstractSampler, AbstractStoppingRule, Fit, Info
 from parvi.status import Status
+from parvi.steppers import AbstractStepper, Proposal
+from parvi.stopping import KLRate
 
 
 class FlowMemory(NamedTuple):
-    """What is known at the particles, and what the parts remember."""
+    """How many steps were made, and what the parts remember."""
 
-    scores: Float[Array, "n d"]
-    log_densities: Float[Array, " n"]
+    step: Int[Array, ""]
     field: PyTree[Array]
     stepper: PyTree[Array]
+
+
+class _Pending(NamedTuple):
+    fit: Fit
+    proposal: Proposal
+    stepper: Any
+    old: FlowMemory
+    field: Any
 
 
 class Flow(AbstractSampler):
@@ -45,7 +44,7 @@ class Flow(AbstractSampler):
     stepper
         Gives the step, and judges it.
     stopping_rule
-        Ends a run for which no number of steps was asked.
+        Says when the run is done.
     max_steps
         Ends it at the latest.
     """
@@ -67,41 +66,41 @@ class Flow(AbstractSampler):
         self.stopping_rule = KLRate() if stopping_rule is None else stopping_rule
         self.max_steps = max_steps
 
-    def init(self, key, particles, log_density):
-        cloud = Cloud.at(log_density, particles)
-        memory = FlowMemory(
-            cloud.scores,
-            cloud.log_densities,
-            self.field.init(key, particles),
-            self.stepper.init(particles),
+    @property
+    def asks_means_only(self):
+        return self.field.asks_means_only and self.stepper.asks_means_only
+
+    def init(self, key, cloud):
+        particles = cloud.particles
+        return FlowMemory(
+            jnp.zeros((), jnp.int32), self.field.init(key, particles), self.stepper.init(particles)
         )
-        return State(jnp.zeros((), jnp.int32), particles, memory)
 
-    def step(self, key, state, log_density):
-        memory = state.memory
-        cloud = Cloud(state.particles, memory.scores, memory.log_densities, log_density)
+    def propose(self, key, cloud, memory):
         fit, field = self.field.fit(key, cloud, memory.field)
-        proposal, stepper = self.stepper.propose(state.step, cloud, fit, memory.stepper)
-        proposed = Cloud.at(log_density, state.particles + proposal.displacement)
-        verdict, stepper = self.stepper.judge(cloud, proposed, fit, stepper)
+        proposal, stepper = self.stepper.propose(memory.step, cloud, fit, memory.stepper)
+        points = cloud.particles + proposal.displacement
+        return points, _Pending(fit, proposal, stepper, memory, field)
 
-        def keep(new, old):
-            return jnp.where(verdict.accepted, new, old)
+    def conclude(self, cloud, pending, arrived):
+        fit, proposal, stepper, old, field = pending
+        verdict, stepper = self.stepper.judge(cloud, arrived, fit, stepper)
 
-        failure = jnp.where(proposed.finite, Status.STALLED, Status.NONFINITE)
-        info = Info(
-            status=jnp.where(verdict.exhausted, failure, Status.RUNNING).astype(jnp.int32),
+        def keep(new, before):
+            return jnp.where(verdict.accepted, new, before)
+
+        # Without held scores the rate that was judged, NaN, tells that a point is not finite.
+        finite = arrived.finite if arrived.is_held else jnp.ones((), bool)
+        failure = jnp.where(finite, Status.STALLED, Status.NONFINITE)
+        info = Info.of(
+            cloud,
+            proposal.step_size,
+            status=jnp.where(verdict.exhausted, failure, Status.RUNNING),
             kl_rate=fit.kl_rate,
-            stein_ratio=cloud.stein_ratio(),
-            step_size=proposal.step_size,
-            accepted=verdict.accepted,
+            # Scores that are not held are found once more, for the fit.
+            gradients=0 if cloud.is_held else cloud.shape[0],
             extra=fit.extra,
         )
-        memory = FlowMemory(
-            keep(proposed.scores, cloud.scores),
-            keep(proposed.log_densities, cloud.log_densities),
-            # A fit from finite scores may still overflow; its memory is kept only with its move.
-            jax.tree_util.tree_map(keep, field, memory.field),
-            stepper,
-        )
-        return State(state.step + 1, keep(proposed.particles, cloud.particles), memory), info
+        # A fit from finite scores may still overflow; its memory is kept only with its move.
+        field = jax.tree_util.tree_map(keep, field, old.field)
+        return verdict.accepted, FlowMemory(old.step + 1, field, stepper), info

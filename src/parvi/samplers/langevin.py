@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
-from parvi.samplers.stopping import Never
-from parvi.status import Status
+from parvi.cloud import Cloud
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.stopping import Never
 
 # Weight of the past in the average of the curvature: it forgets the start within 20 steps.
 _MEMORY = 0.9
 
 
 class AbstractStepSize(eqx.Module):
-    """How the step size of a Langevin sampler is found. Its memory is part of the carry."""
+    """How the step size of a Langevin sampler is found."""
 
     @abc.abstractmethod
     def init(self, key: Key[Array, ""], cloud: Cloud) -> PyTree[Array]:
@@ -37,8 +37,8 @@ class AbstractStepSize(eqx.Module):
     @abc.abstractmethod
     def propose(
         self, key: Key[Array, ""], step: Int[Array, ""], cloud: Cloud, memory: PyTree[Array]
-    ) -> tuple[Float[Array, ""], Any]:
-        """The step size from these particles."""
+    ) -> tuple[Float[Array, ""], Any, Any]:
+        """The step size from these particles, the gradients that it took, and the new memory."""
 
     def learn(
         self, step: Int[Array, ""], acceptance: Float[Array, ""], memory: PyTree[Array]
@@ -56,7 +56,7 @@ class FixedStep(AbstractStepSize):
         return ()
 
     def propose(self, key, step, cloud, memory):
-        return jnp.asarray(self.step_size, cloud.particles.dtype), memory
+        return jnp.asarray(self.step_size, cloud.dtype), 0, memory
 
 
 class CurvatureStep(AbstractStepSize):
@@ -94,8 +94,10 @@ class CurvatureStep(AbstractStepSize):
             square = _MEMORY * memory[0] + (1 - _MEMORY) * _square_curvature(key, cloud)
             return square, _bounded(self.share, square, cloud)
 
-        memory = jax.lax.cond(step < self.burn_in, measured, lambda: memory)
-        return memory[1], memory
+        burning = step < self.burn_in
+        memory = jax.lax.cond(burning, measured, lambda: memory)
+        # A Hessian-vector product counts as two gradients.
+        return memory[1], jnp.where(burning, 2 * cloud.shape[0], 0), memory
 
 
 class AcceptanceStep(AbstractStepSize):
@@ -119,7 +121,7 @@ class AcceptanceStep(AbstractStepSize):
         return jnp.log(_bounded(1.0, _square_curvature(key, cloud), cloud))
 
     def propose(self, key, step, cloud, memory):
-        return jnp.exp(memory), memory
+        return jnp.exp(memory), 0, memory
 
     def learn(self, step, acceptance, memory):
         gain = (1 + step.astype(memory.dtype)) ** -0.5
@@ -127,10 +129,9 @@ class AcceptanceStep(AbstractStepSize):
 
 
 class LangevinMemory(NamedTuple):
-    """What is known at the particles, and what the step size remembers."""
+    """The number of steps done, and what the step size remembers."""
 
-    scores: Float[Array, "n d"]
-    log_densities: Float[Array, " n"]
+    step: Int[Array, ""]
     step_size: PyTree[Array]
 
 
@@ -142,7 +143,7 @@ class Langevin(AbstractSampler):
     step_size
         ``CurvatureStep()`` unless given.
     max_steps
-        The run's length, unless ``num_steps`` is asked for.
+        The number of steps in a run.
     """
 
     step_size: AbstractStepSize
@@ -154,14 +155,15 @@ class Langevin(AbstractSampler):
         self.stopping_rule = Never()
         self.max_steps = max_steps
 
-    def init(self, key, particles, log_density):
-        return _init(self.step_size, key, particles, log_density)
+    def init(self, key, cloud):
+        return LangevinMemory(jnp.zeros((), jnp.int32), self.step_size.init(key, cloud))
 
-    def step(self, key, state, log_density):
-        move = _propose(self.step_size, key, state, log_density)
-        accepted = jnp.broadcast_to(move.after.finite, move.log_ratios.shape)
-        status = jnp.where(move.after.finite, Status.RUNNING, Status.NONFINITE)
-        return _finish(move, accepted, state, move.memory, status, {})
+    def propose(self, key, cloud, memory):
+        return _moved(self.step_size, key, cloud, memory)
+
+    def conclude(self, cloud, pending, arrived):
+        info = Info.of(cloud, pending.step_size, gradients=pending.gradients)
+        return True, LangevinMemory(pending.step + 1, pending.rule), info
 
 
 class MALA(AbstractSampler):
@@ -175,7 +177,7 @@ class MALA(AbstractSampler):
     step_size
         ``AcceptanceStep()`` unless given.
     max_steps
-        The run's length, unless ``num_steps`` is asked for.
+        The number of steps in a run.
     """
 
     step_size: AbstractStepSize
@@ -187,44 +189,34 @@ class MALA(AbstractSampler):
         self.stopping_rule = Never()
         self.max_steps = max_steps
 
-    def init(self, key, particles, log_density):
-        return _init(self.step_size, key, particles, log_density)
+    def init(self, key, cloud):
+        return LangevinMemory(jnp.zeros((), jnp.int32), self.step_size.init(key, cloud))
 
-    def step(self, key, state, log_density):
-        key_propose, key_accept = jax.random.split(key)
-        move = _propose(self.step_size, key_propose, state, log_density)
-        thresholds = jax.random.exponential(
-            key_accept, move.log_ratios.shape, move.log_ratios.dtype
-        )
-        acceptance = jnp.mean(jnp.exp(jnp.minimum(move.log_ratios, 0.0)))
-        memory = self.step_size.learn(state.step, acceptance, move.memory)
+    def propose(self, key, cloud, memory):
+        key_move, key_accept = jax.random.split(key)
+        thresholds = jax.random.exponential(key_accept, cloud.shape[:1], cloud.dtype)
+        points, move = _moved(self.step_size, key_move, cloud, memory)
+        return points, (move, thresholds)
+
+    def conclude(self, cloud, pending, arrived):
+        move, thresholds = pending
+        log_ratios = _log_ratios(cloud, move, arrived)
+        acceptance = jnp.mean(jnp.exp(jnp.minimum(log_ratios, 0.0)))
+        rule = self.step_size.learn(move.step, acceptance, move.rule)
         extra = {"acceptance": acceptance}
-        accepted = move.log_ratios >= -thresholds
-        return _finish(move, accepted, state, memory, Status.RUNNING, extra)
+        info = Info.of(cloud, move.step_size, gradients=move.gradients, extra=extra)
+        return log_ratios >= -thresholds, LangevinMemory(move.step + 1, rule), info
 
 
-class _Move(NamedTuple):
-    before: Cloud
-    after: Cloud
-    log_ratios: Float[Array, " n"]
-    step_size: Float[Array, ""]
-    memory: PyTree[Array]
-
-
-def langevin(
-    step_size: float | None = None, adjusted: bool = False, max_steps: int = 2000
-) -> Langevin | MALA:
-    """Langevin chains, one for each particle.
+def langevin(step_size: float | None = None, max_steps: int = 2000) -> Langevin:
+    """Unadjusted Langevin chains, one for each particle.
 
     Parameters
     ----------
     step_size
-        eta. None: found in the first 200 steps from the curvature (unadjusted), or in the first
-        500 from the acceptance (adjusted).
-    adjusted
-        Whether moves are accepted or rejected (``MALA``), which makes the chains exact.
+        eta. None: found from the curvature in the first 200 steps.
     max_steps
-        The run's length, unless ``num_steps`` is asked for.
+        The number of steps in a run.
 
     Examples
     --------
@@ -235,58 +227,63 @@ def langevin(
     >>> bool(abs(result.particles.mean() - 3) < 0.2)
     True
     """
+    return Langevin(_rule(step_size), max_steps)
+
+
+def mala(step_size: float | None = None, max_steps: int = 2000) -> MALA:
+    """Langevin chains whose moves are accepted or rejected, which makes them exact.
+
+    Parameters
+    ----------
+    step_size
+        eta. None: found from the acceptance in the first 500 steps.
+    max_steps
+        The number of steps in a run.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np, parvi
+    >>> start = np.random.default_rng(0).normal(size=(500, 2))
+    >>> log_density = lambda x: -0.5 * jnp.sum((x - 3) ** 2)
+    >>> result = parvi.sample(log_density, start, sampler=parvi.mala(), num_steps=500)
+    >>> bool(abs(result.particles.mean() - 3) < 0.2)
+    True
+    """
+    return MALA(_rule(step_size), max_steps)
+
+
+def _rule(step_size: float | None) -> FixedStep | None:
     if step_size is not None and not step_size > 0:
         raise ValueError(f"step_size must be None or a positive number, got {step_size!r}.")
-    rule = None if step_size is None else FixedStep(float(step_size))
-    return MALA(rule, max_steps) if adjusted else Langevin(rule, max_steps)
+    return None if step_size is None else FixedStep(float(step_size))
 
 
-def _init(step_size: AbstractStepSize, key, particles, log_density) -> State:
-    cloud = Cloud.at(log_density, particles)
-    memory = LangevinMemory(cloud.scores, cloud.log_densities, step_size.init(key, cloud))
-    return State(jnp.zeros((), jnp.int32), particles, memory)
+class _Move(NamedTuple):
+    """A move of every particle; ``rule`` is what the step size remembers after it."""
+
+    step: Int[Array, ""]
+    noise: Float[Array, "n d"]
+    step_size: Float[Array, ""]
+    gradients: Int[Array, ""]
+    rule: PyTree[Array]
 
 
-def _propose(rule: AbstractStepSize, key, state, log_density) -> _Move:
-    """One move of every particle, with the log of its Metropolis-Hastings ratio."""
+def _moved(rule: AbstractStepSize, key, cloud: Cloud, memory: LangevinMemory):
+    """Where every particle moves to, and how."""
     key_step, key_noise = jax.random.split(key)
-    memory = state.memory
-    before = Cloud(state.particles, memory.scores, memory.log_densities, log_density)
-    eta, rule_memory = rule.propose(key_step, state.step, before, memory.step_size)
-    noise = jax.random.normal(key_noise, before.particles.shape, before.particles.dtype)
-    particles = before.particles + eta * before.scores + jnp.sqrt(2 * eta) * noise
-    after = Cloud.at(log_density, particles)
+    eta, gradients, remembered = rule.propose(key_step, memory.step, cloud, memory.step_size)
+    noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
+    points = cloud.particles + eta * cloud.scores + jnp.sqrt(2 * eta) * noise
+    return points, _Move(memory.step, noise, eta, gradients, remembered)
 
+
+def _log_ratios(cloud: Cloud, move: _Move, arrived: Cloud) -> Float[Array, " n"]:
+    """The logs of the Metropolis-Hastings ratios, -inf where they are not finite."""
     # log q(y | x) = -|xi|^2 / 2, and log q(x | y) with the noise that would lead back.
-    back = noise + jnp.sqrt(eta / 2) * (before.scores + after.scores)
-    log_ratios = after.log_densities - before.log_densities
-    log_ratios += 0.5 * (jnp.sum(noise**2, axis=1) - jnp.sum(back**2, axis=1))
-    usable = jnp.isfinite(after.log_densities) & jnp.all(jnp.isfinite(after.scores), axis=1)
-    usable &= jnp.isfinite(log_ratios)
-    return _Move(before, after, jnp.where(usable, log_ratios, -jnp.inf), eta, rule_memory)
-
-
-def _finish(
-    move: _Move, accepted: Bool[Array, " n"], state: State, memory, status, extra
-) -> tuple[State, Info]:
-    def keep(new, old):
-        return jnp.where(accepted.reshape(-1, *([1] * (new.ndim - 1))), new, old)
-
-    info = Info(
-        status=jnp.asarray(status, jnp.int32),
-        kl_rate=jnp.full((), jnp.nan, move.step_size.dtype),
-        stein_ratio=move.before.stein_ratio(),
-        step_size=move.step_size,
-        accepted=jnp.any(accepted),
-        extra=extra,
-    )
-    memory = LangevinMemory(
-        keep(move.after.scores, move.before.scores),
-        keep(move.after.log_densities, move.before.log_densities),
-        memory,
-    )
-    particles = keep(move.after.particles, move.before.particles)
-    return State(state.step + 1, particles, memory), info
+    back = move.noise + jnp.sqrt(move.step_size / 2) * (cloud.scores + arrived.scores)
+    log_ratios = arrived.log_densities - cloud.log_densities
+    log_ratios += 0.5 * (jnp.sum(move.noise**2, axis=1) - jnp.sum(back**2, axis=1))
+    return jnp.where(jnp.isfinite(log_ratios), log_ratios, -jnp.inf)
 
 
 def _square_curvature(key, cloud: Cloud) -> Float[Array, ""]:

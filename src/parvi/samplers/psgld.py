@@ -22,27 +22,27 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
+from parvi.cloud import Cloud
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.sgld import PolynomialDecay, Schedule
-from parvi.samplers.stopping import Never
-from parvi.status import Status
+from parvi.stopping import Never
 
 
 class AbstractCorrection(eqx.Module):
     """How the diagonal of grad^2 log p is found, which Gamma needs."""
 
     @abc.abstractmethod
-    def diagonals(self, key: Key[Array, ""], cloud: Cloud) -> Float[Array, "n d"]:
-        """The diagonal at every particle."""
+    def diagonals(self, key: Key[Array, ""], cloud: Cloud) -> tuple[Float[Array, "n d"], int]:
+        """The diagonal at every particle, and the number of Hessian-vector products of each."""
 
 
 class NoCorrection(AbstractCorrection):
     """Gamma = 0, as in the paper's experiments. Free."""
 
     def diagonals(self, key, cloud):
-        return jnp.zeros_like(cloud.particles)
+        return jnp.zeros_like(cloud.particles), 0
 
 
 class ProbedCorrection(AbstractCorrection):
@@ -52,27 +52,28 @@ class ProbedCorrection(AbstractCorrection):
     """
 
     def diagonals(self, key, cloud):
-        signs = jax.random.rademacher(key, cloud.particles.shape, cloud.particles.dtype)
-        return signs * jax.vmap(lambda x, v: _hessian_product(cloud, x, v))(cloud.particles, signs)
+        signs = jax.random.rademacher(key, cloud.shape, cloud.dtype)
+        products = jax.vmap(lambda x, v: _hessian_product(cloud, x, v))(cloud.particles, signs)
+        return signs * products, 1
 
 
 class ExactCorrection(AbstractCorrection):
     """diag H itself, by d Hessian-vector products a particle."""
 
     def diagonals(self, key, cloud):
-        basis = jnp.eye(cloud.particles.shape[1], dtype=cloud.particles.dtype)
+        dim = cloud.shape[1]
+        basis = jnp.eye(dim, dtype=cloud.dtype)
 
         def one(x):
             return jnp.diagonal(jax.vmap(lambda v: _hessian_product(cloud, x, v))(basis))
 
-        return jax.vmap(one)(cloud.particles)
+        return jax.vmap(one)(cloud.particles), dim
 
 
 class PSGLDMemory(NamedTuple):
-    """What is known at the particles, and each one's moving average of squared scores."""
+    """The number of steps done, and each particle's moving average of squared scores."""
 
-    scores: Float[Array, "n d"]
-    log_densities: Float[Array, " n"]
+    step: Int[Array, ""]
     square: Float[Array, "n d"]
 
 
@@ -97,7 +98,7 @@ class PSGLD(AbstractSampler):
     correction
         ``NoCorrection()`` unless given.
     max_steps
-        The run's length, unless ``num_steps`` is asked for.
+        The number of steps in a run.
     """
 
     schedule: Schedule
@@ -131,52 +132,33 @@ class PSGLD(AbstractSampler):
         self.stopping_rule = Never()
         self.max_steps = max_steps
 
-    def init(self, key, particles, log_density):
-        cloud = Cloud.at(log_density, particles)
+    def init(self, key, cloud):
         square = jnp.mean((cloud.scores / self.num_rows) ** 2, axis=0)
-        memory = PSGLDMemory(
-            cloud.scores, cloud.log_densities, jnp.broadcast_to(square, particles.shape)
-        )
-        return State(jnp.zeros((), jnp.int32), particles, memory)
+        return PSGLDMemory(jnp.zeros((), jnp.int32), jnp.broadcast_to(square, cloud.shape))
 
-    def step(self, key, state, log_density):
+    def propose(self, key, cloud, memory):
         key_noise, key_correction = jax.random.split(key)
-        memory = state.memory
-        cloud = Cloud(state.particles, memory.scores, memory.log_densities, log_density)
-        dtype = cloud.particles.dtype
         scaled = cloud.scores / self.num_rows
         square = self.decay * memory.square + (1 - self.decay) * scaled**2
         root = jnp.sqrt(square)
         preconditioner = 1 / (self.regulariser + root)
 
-        diagonals = self.correction.diagonals(key_correction, cloud)
+        diagonals, products = self.correction.diagonals(key_correction, cloud)
         # s / sqrt(V) is bounded by 1 / sqrt(1 - alpha), and 0 where both are.
         relative = scaled / jnp.where(root > 0, root, 1.0)
         gamma = -(1 - self.decay) / self.num_rows * preconditioner**2 * relative * diagonals
 
-        eta = jnp.asarray(self.schedule(state.step), dtype)
-        noise = jax.random.normal(key_noise, cloud.particles.shape, dtype)
+        eta = jnp.asarray(self.schedule(memory.step), cloud.dtype)
+        noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
         drift = eta * (preconditioner * cloud.scores + gamma)
-        moved = cloud.particles + drift + jnp.sqrt(2 * eta * preconditioner) * noise
-        proposed = Cloud.at(log_density, moved)
+        points = cloud.particles + drift + jnp.sqrt(2 * eta * preconditioner) * noise
+        # A Hessian-vector product counts as two gradients.
+        gradients = 2 * products * cloud.shape[0]
+        return points, (PSGLDMemory(memory.step + 1, square), eta, gradients)
 
-        def keep(new, old):
-            return jnp.where(proposed.finite, new, old)
-
-        info = Info(
-            status=jnp.where(proposed.finite, Status.RUNNING, Status.NONFINITE).astype(jnp.int32),
-            kl_rate=jnp.full((), jnp.nan, dtype),
-            stein_ratio=cloud.stein_ratio(),
-            step_size=eta,
-            accepted=proposed.finite,
-            extra={},
-        )
-        memory = PSGLDMemory(
-            keep(proposed.scores, cloud.scores),
-            keep(proposed.log_densities, cloud.log_densities),
-            keep(square, memory.square),
-        )
-        return State(state.step + 1, keep(proposed.particles, cloud.particles), memory), info
+    def conclude(self, cloud, pending, arrived):
+        memory, eta, gradients = pending
+        return True, memory, Info.of(cloud, eta, gradients=gradients)
 
 
 def psgld(

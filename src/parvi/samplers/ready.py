@@ -7,12 +7,11 @@ import jax
 import optax
 from jaxtyping import Array, Float
 
-from parvi.fields.frame import Whitened
+from parvi.fields.framed import Whitened
 from parvi.fields.grassmann_svgd import GrassmannSVGD
 from parvi.fields.icnn import ICNN
 from parvi.fields.jko_icnn import JKOICNN
 from parvi.fields.jko_variational import JKOVariational
-from parvi.fields.kernels import RBF, AbstractKernel, AbstractRadialKernel
 from parvi.fields.matrix_svgd import AbstractMatrixKernel, MatrixSVGD, UnitMean
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP, Network
@@ -22,38 +21,10 @@ from parvi.fields.projected_svn import ProjectedSVN
 from parvi.fields.sliced_svgd import SlicedSVGD
 from parvi.fields.svgd import SVGD
 from parvi.fields.svn import SVN, AbstractSystem
-from parvi.samplers.affine_then_bend import AffineThenBend
+from parvi.kernels import RBF, AbstractKernel, AbstractRadialKernel
 from parvi.samplers.flow import Flow
 from parvi.samplers.stein_neural_sampler import SteinNeuralSampler
-from parvi.samplers.steppers import Constant, LineSearch, Optax, TrustRegion
-
-
-def pfg(num_features: int | None = None, max_steps: int = 5000) -> AffineThenBend:
-    """The default: PFG without a setting to tune, which stops by itself.
-
-    First affine maps, in closed form, in the particles' own coordinates; then maps that bend, by
-    random features that are frozen for a round; where the target is far from Gaussian, Hamiltonian
-    transitions and rounds anew; where the particles end in separated clumps, once more along a
-    tempered path. ``result.check()`` says what is wrong with what came out.
-
-    Parameters
-    ----------
-    num_features
-        Of the maps that bend; None for n / 8, at most 128, and 0 for affine maps only.
-    max_steps
-        Ends the run at the latest.
-
-    Examples
-    --------
-    >>> import jax, jax.numpy as jnp, parvi
-    >>> start = jax.random.normal(jax.random.key(0), (128, 2))
-    >>> result = parvi.sample(lambda x: -0.5 * jnp.sum((x - 3) ** 2), start)
-    >>> result.status.name
-    'CONVERGED'
-    >>> bool(abs(result.particles.mean() - 3) < 1e-2)
-    True
-    """
-    return AffineThenBend(num_features, max_steps=max_steps)
+from parvi.steppers import Constant, LineSearch, Optax, TrustRegion
 
 
 def pfg_algorithm_1(

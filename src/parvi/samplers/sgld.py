@@ -10,7 +10,6 @@ not (Eq. 2). What is kept is each chain's last state, which needs no weights.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -18,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
-from parvi.samplers.stopping import Never
-from parvi.status import Status
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.stopping import Never
 
 Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
 
@@ -54,13 +52,6 @@ class PolynomialDecay(eqx.Module):
         return jnp.asarray(self.scale * (self.offset + step) ** -self.power)
 
 
-class SGLDMemory(NamedTuple):
-    """What is known at the particles, each evaluated on the batch of the step that led there."""
-
-    scores: Float[Array, "n d"]
-    log_densities: Float[Array, " n"]
-
-
 class SGLD(AbstractSampler):
     """Langevin chains on mini-batches. O(n d) a step beside one gradient for each particle.
 
@@ -70,7 +61,7 @@ class SGLD(AbstractSampler):
         Step number to step size: ``PolynomialDecay()`` unless given, or any function that JAX can
         trace, such as optax's schedules. Build it once: a new function is a new compilation.
     max_steps
-        The run's length, unless ``num_steps`` is asked for.
+        The number of steps in a run.
     """
 
     schedule: Schedule
@@ -82,36 +73,19 @@ class SGLD(AbstractSampler):
         self.stopping_rule = Never()
         self.max_steps = max_steps
 
-    def init(self, key, particles, log_density):
-        cloud = Cloud.at(log_density, particles)
-        memory = SGLDMemory(cloud.scores, cloud.log_densities)
-        return State(jnp.zeros((), jnp.int32), particles, memory)
+    def init(self, key, cloud):
+        # All that is remembered is the number of steps done.
+        return jnp.zeros((), jnp.int32)
 
-    def step(self, key, state, log_density):
-        memory = state.memory
-        cloud = Cloud(state.particles, memory.scores, memory.log_densities, log_density)
-        dtype = cloud.particles.dtype
-        eta = jnp.asarray(self.schedule(state.step), dtype)
-        noise = jax.random.normal(key, cloud.particles.shape, dtype)
-        moved = cloud.particles + eta * cloud.scores + jnp.sqrt(2 * eta) * noise
-        proposed = Cloud.at(log_density, moved)
+    def propose(self, key, cloud, memory):
+        eta = jnp.asarray(self.schedule(memory), cloud.dtype)
+        noise = jax.random.normal(key, cloud.shape, cloud.dtype)
+        points = cloud.particles + eta * cloud.scores + jnp.sqrt(2 * eta) * noise
+        return points, (memory, eta)
 
-        def keep(new, old):
-            return jnp.where(proposed.finite, new, old)
-
-        info = Info(
-            status=jnp.where(proposed.finite, Status.RUNNING, Status.NONFINITE).astype(jnp.int32),
-            kl_rate=jnp.full((), jnp.nan, dtype),
-            stein_ratio=cloud.stein_ratio(),
-            step_size=eta,
-            accepted=proposed.finite,
-            extra={},
-        )
-        memory = SGLDMemory(
-            keep(proposed.scores, cloud.scores),
-            keep(proposed.log_densities, cloud.log_densities),
-        )
-        return State(state.step + 1, keep(proposed.particles, cloud.particles), memory), info
+    def conclude(self, cloud, pending, arrived):
+        step, eta = pending
+        return True, step + 1, Info.of(cloud, eta)
 
 
 def sgld(

@@ -16,19 +16,18 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
+from parvi.cloud import Cloud
 from parvi.fields.affine_network import AffineNetwork
-from parvi.fields.frame import DenseFrame
 from parvi.fields.pfg.functions import Parameters
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
-from parvi.samplers.stopping import Never
-from parvi.status import Status
+from parvi.geometry.frame import DenseFrame
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.stopping import Never
 
 
 class Training(NamedTuple):
     """The noise behind the particles, and the two players with their optimisers."""
 
     noise: Float[Array, "n d"]
-    stein_ratio: Float[Array, ""]
     generator: PyTree[Array]
     generator_optimizer: PyTree[Array]
     critic: PyTree[Array]
@@ -61,19 +60,18 @@ class SteinNeuralSampler(AbstractSampler):
     num_critic_steps
         Before each step of the generator.
     stopping_rule, max_steps
-        When a run ends for which no number of steps was asked.
+        When a run ends.
 
     Examples
     --------
     >>> import jax, jax.numpy as jnp, parvi
+    >>> from parvi.run.run import Run
     >>> log_density = lambda x: -0.5 * jnp.sum((x - 3) ** 2)
     >>> sampler = parvi.stein_neural_sampler()
-    >>> key = jax.random.key(0)
-    >>> state = sampler.init(key, jax.random.normal(key, (64, 2)), log_density)
-    >>> def step(number, state):
-    ...     return sampler.step(jax.random.fold_in(key, number), state, log_density)[0]
-    >>> state = jax.jit(lambda state: jax.lax.fori_loop(0, 200, step, state))(state)
-    >>> sampler.generate(key, state, 1000).shape
+    >>> start = jax.random.normal(jax.random.key(0), (64, 2))
+    >>> run = Run.begin(log_density, start, sampler, key=0)
+    >>> run.advance(200)
+    >>> sampler.generate(jax.random.key(1), run.memory, 1000).shape
     (1000, 2)
     """
 
@@ -105,77 +103,65 @@ class SteinNeuralSampler(AbstractSampler):
         self.stopping_rule = Never() if stopping_rule is None else stopping_rule
         self.max_steps = max_steps
 
-    def init(self, key, particles, log_density):
+    def init(self, key, cloud):
         key_generator, key_critic = jax.random.split(key)
-        frame = DenseFrame.of(particles)
+        frame = DenseFrame.of(cloud.particles)
         network = AffineNetwork(self.width)
-        noise = frame.enter(particles)
-        generator = network.init(key_generator, particles).trainable
+        generator = network.init(key_generator, cloud.particles).trainable
         generator = generator | {"shift": frame.mean, "slope": frame.factor}
-        critic = network.init(key_critic, particles).trainable
-        memory = Training(
-            noise,
-            Cloud.at(log_density, particles).stein_ratio(),
+        critic = network.init(key_critic, cloud.particles).trainable
+        return Training(
+            frame.enter(cloud.particles),
             generator,
             self.generator_optimizer.init(generator),
             critic,
             self.critic_optimizer.init(critic),
         )
-        return State(jnp.zeros((), jnp.int32), particles, memory)
 
-    def step(self, key, state, log_density):
-        memory = state.memory
-        noise = jax.random.normal(key, state.particles.shape, state.particles.dtype)
-        cloud = Cloud.at(log_density, self._push(memory.generator, noise))
-        frame = DenseFrame.of(cloud.particles)
+    def propose(self, key, cloud, memory):
+        noise = jax.random.normal(key, cloud.shape, cloud.dtype)
+        fresh = Cloud.at(cloud.log_density, self._push(memory.generator, noise))
+        frame = DenseFrame.of(fresh.particles)
         # The unit of the critic: its scale is known, so it need not be learned.
-        unit = jnp.sqrt(jnp.mean(frame.pull(cloud.scores) ** 2))
+        unit = jnp.sqrt(jnp.mean(frame.pull(fresh.scores) ** 2))
         unit = jnp.where(jnp.isfinite(unit) & (unit > 0), unit, 1.0)
 
-        critic, critic_optimizer = self._train_critic(memory, cloud, frame, unit)
+        critic, critic_optimizer = self._train_critic(memory, fresh, frame, unit)
         value, generator, generator_optimizer = self._train_generator(
-            memory, critic, noise, log_density, frame, unit
+            memory, critic, noise, cloud.log_density, frame, unit
         )
-        arrived = Cloud.at(log_density, self._push(generator, memory.noise))
-        new = Training(
-            memory.noise,
-            arrived.stein_ratio(),
-            generator,
-            generator_optimizer,
-            critic,
-            critic_optimizer,
-        )
-        accepted = arrived.finite & jnp.isfinite(optax.tree.norm((generator, critic)))
+        new = Training(memory.noise, generator, generator_optimizer, critic, critic_optimizer)
+        return self._push(generator, memory.noise), (memory, new, value)
 
-        def keep(fresh, old):
-            return jnp.where(accepted, fresh, old)
-
-        info = Info(
-            status=jnp.where(accepted, Status.RUNNING, Status.NONFINITE).astype(jnp.int32),
-            # The particles follow the generator, not the critic: there is no rate along it.
-            kl_rate=jnp.full((), jnp.nan, state.particles.dtype),
-            stein_ratio=memory.stein_ratio,
-            step_size=jnp.ones((), state.particles.dtype),
-            accepted=accepted,
+    def conclude(self, cloud, pending, arrived):
+        old, new, value = pending
+        finite = arrived.finite
+        memory = jax.tree_util.tree_map(lambda n, o: jnp.where(finite, n, o), new, old)
+        info = Info.of(
+            cloud,
+            jnp.ones(()),
+            # The scores at the fresh noise, and about three times that for the gradient of the
+            # scores in the generator's loss. The particles follow the generator and not the
+            # critic: there is no KL rate along it.
+            gradients=4 * cloud.shape[0],
             extra={"discrepancy": value},
         )
-        particles = keep(arrived.particles, state.particles)
-        return State(state.step + 1, particles, jax.tree_util.tree_map(keep, new, memory)), info
+        return True, memory, info
 
-    def generate(self, key: Key[Array, ""], state: State, num: int) -> Float[Array, "num d"]:
+    def generate(self, key: Key[Array, ""], memory: Training, num: int) -> Float[Array, "num d"]:
         """New draws from the generator: new noise, pushed through it.
 
         Parameters
         ----------
         key
             For the noise.
-        state
+        memory
             Of a trained sampler.
         num
             Number of draws.
         """
-        dim, dtype = state.particles.shape[1], state.particles.dtype
-        return self._push(state.memory.generator, jax.random.normal(key, (num, dim), dtype))
+        noise = jax.random.normal(key, (num, memory.noise.shape[1]), memory.noise.dtype)
+        return self._push(memory.generator, noise)
 
     def _push(self, generator, noise):
         return AffineNetwork(self.width).values(Parameters((), generator), noise)

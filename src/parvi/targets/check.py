@@ -1,12 +1,14 @@
 """What is wrong with a log density, in one sentence, before a long run begins."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from parvi.cloud import LogDensity, Place
 from parvi.evaluation import evaluate
-from parvi.interface import LogDensity
 
 _NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
@@ -29,29 +31,40 @@ def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -
     be differentiated, is not finite at some particle, has a gradient that is not finite, or one
     that is zero everywhere while its values differ.
     """
-    _judge(*_evaluated(log_density, particles))
+    _judge(_evaluated(log_density, particles))
 
 
 def admitted(
     log_density: LogDensity, particles: Float[Array, "n d"], key: Key[Array, ""]
-) -> tuple[Float[Array, "n d"], int]:
+) -> tuple[Place, int]:
     """The particles after ``check_log_density``, and how many of them were moved for it.
 
     Those where the density is not finite are moved between two others, where they are fewer than
-    half of all.
+    half of all. What was found at the particles comes along, unless they are very many.
     """
-    values, sound, moving = _evaluated(log_density, particles)
-    bad = ~(np.isfinite(values) & sound)
-    num_moved = int(bad.sum()) if 2 * bad.sum() < len(values) else 0
+    found = _evaluated(log_density, particles)
+    num_moved = int(found.bad.sum()) if 2 * found.bad.sum() < len(particles) else 0
     for _ in range(_ATTEMPTS if num_moved else 0):
         key, key_move = jax.random.split(key)
-        particles = _between(key_move, particles, bad)
-        values, sound, moving = _evaluated(log_density, particles)
-        bad = ~(np.isfinite(values) & sound)
-        if not bad.any():
+        particles = _between(key_move, particles, found.bad)
+        found = _evaluated(log_density, particles)
+        if not found.bad.any():
             break
-    _judge(values, sound, moving)
-    return particles, num_moved
+    _judge(found)
+    return found.place, num_moved
+
+
+class _Found(NamedTuple):
+    """Of every particle the value, whether its score is finite, and whether it is not zero."""
+
+    values: Any
+    sound: Any
+    moving: Any
+    place: Place
+
+    @property
+    def bad(self):
+        return ~(np.isfinite(self.values) & self.sound)
 
 
 def _evaluated(log_density, particles):
@@ -73,7 +86,8 @@ def _between(key, particles, bad):
     return jnp.where(bad[:, None], between, particles)
 
 
-def _judge(values, sound, moving):
+def _judge(found):
+    values, sound, moving, _ = found
     num = len(values)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -100,16 +114,19 @@ def _judge(values, sound, moving):
         )
 
 
-def _evaluate(log_density, particles):
-    """Of every particle the value, whether its score is finite, and whether it is not zero."""
+def _evaluate(log_density, particles) -> _Found:
     columns: tuple[list[np.ndarray], ...] = [], [], []
+    place = Place(particles, None, None)
     for first in range(0, len(particles), _AT_ONCE):
         values, scores = evaluate(log_density, particles[first : first + _AT_ONCE])
+        if len(scores) == len(particles):
+            place = Place(particles, scores, values)
         rows = np.asarray(scores)
         found = np.asarray(values), np.isfinite(rows).all(axis=1), (rows != 0).any(axis=1)
         for column, part in zip(columns, found, strict=True):
             column.append(part)
-    return tuple(np.concatenate(column) for column in columns)
+    every, sound, moving = (np.concatenate(column) for column in columns)
+    return _Found(every, sound, moving, place)
 
 
 def _diagnose(log_density, one):

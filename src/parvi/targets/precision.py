@@ -8,7 +8,7 @@ precision changes: docs/decisions/0008-two-precisions.md.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -17,6 +17,13 @@ _FLAG = "jax_enable_x64"
 
 # The flag under which the last run was traced: a fact about JAX's caches, which are global too.
 _traced_wide: list[bool] = []
+# Caches of our own that hold traces.
+_clearers: list[Callable[[], None]] = []
+
+
+def cleared_with_traces(clear: Callable[[], None]) -> None:
+    """Call this whenever traces are dropped."""
+    _clearers.append(clear)
 
 
 @contextlib.contextmanager
@@ -26,6 +33,8 @@ def precision(dtype: np.dtype) -> Iterator[None]:
     wide = default or dtype == np.float64
     if wide != (_traced_wide[-1] if _traced_wide else default):
         jax.clear_caches()
+        for clear in _clearers:
+            clear()
     _traced_wide[:] = [wide]
     with jax.enable_x64(wide):
         yield

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from parvi.interface import LogDensity
+from parvi.cloud import LogDensity, Place
 from parvi.targets.check import admitted, check_log_density, check_scalar
 from parvi.targets.flatten import Layout
 
@@ -45,12 +45,10 @@ class AbstractTarget(eqx.Module):
         """Raise a ``ValueError`` that says in one sentence what is wrong, if anything is."""
         check_log_density(self.at(key), particles)
 
-    def admit(
-        self, particles: Float[Array, "n d"], key: Key[Array, ""]
-    ) -> tuple[Float[Array, "n d"], int]:
+    def admit(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> tuple[Place, int]:
         """As ``check``, but a minority without a finite density is moved between the others.
 
-        Returns the particles, and how many were moved.
+        Returns the particles with what was found there, and how many were moved.
         """
         return admitted(self.at(key), particles, key)
 

@@ -15,26 +15,44 @@ the Fisher information E[s s^T], so that stiff ones do not drown the others.
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from parvi.cloud import AbstractCloud
 from parvi.fields.pfg.functions import RandomFeatures
+from parvi.fields.pfg.solvers import NormalEquations
 
 
 def stein_excess(
     functions: RandomFeatures,
     frozen: PyTree[Array],
-    particles: Float[Array, "n d"],
-    scores: Float[Array, "n d"],
+    cloud: AbstractCloud,
     ridge: float,
 ) -> Float[Array, " d"]:
     """The excess in every direction. O(n k (k + d)) time, O(n (k + d)) memory."""
-    num = len(particles)
-    moments = functions.moments(frozen, particles)
-    features = moments.features
-    gram = features.T @ features / num + ridge * jnp.eye(features.shape[1], dtype=features.dtype)
-    inverse = jnp.linalg.inv(gram)
-    basis = jnp.linalg.eigh(scores.T @ scores / num)[1]
-    target = (features.T @ scores / num + moments.mean_gradient) @ basis
-    size = jnp.sum(target * (inverse @ target), axis=0)
-    return size / (stein_noise(functions, frozen, particles, scores, inverse, basis) / num)
+
+    def sums(block, weights):
+        fisher = block.scores.T @ (weights[:, None] * block.scores)
+        return NormalEquations.share(functions, frozen, block, weights), fisher
+
+    equations, fisher = cloud.mean(sums)
+    return excess_of(functions, frozen, equations, fisher, cloud, ridge)
+
+
+def excess_of(
+    functions: RandomFeatures,
+    frozen: PyTree[Array],
+    equations: NormalEquations,
+    fisher: Float[Array, "d d"],
+    cloud: AbstractCloud,
+    ridge: float,
+) -> Float[Array, " d"]:
+    """The excess from means that are known; the noise is that of some of the particles."""
+    gram = equations.gram
+    inverse = jnp.linalg.inv(gram + ridge * jnp.eye(len(gram), dtype=gram.dtype))
+    basis = jnp.linalg.eigh(fisher)[1]
+    wanted = equations.wanted.T @ basis
+    size = jnp.sum(wanted * (inverse @ wanted), axis=0)
+    few = cloud.some()
+    noise = stein_noise(functions, frozen, few.particles, few.scores, inverse, basis)
+    return size * cloud.shape[0] / noise
 
 
 def stein_noise(

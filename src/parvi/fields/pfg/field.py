@@ -14,17 +14,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from parvi.cloud import LogDensity
 from parvi.fields.pfg.functions import AbstractFunctions, Parameters
 from parvi.fields.pfg.metric import AbstractMetric
 from parvi.fields.pfg.objective import (
     AbstractDivergence,
     AbstractRegulariser,
-    Exact,
+    ExactDivergence,
     Quadratic,
 )
-from parvi.fields.pfg.preconditioners import AbstractPreconditioner, Identity
-from parvi.fields.pfg.solvers import AbstractSolver, Problem
-from parvi.interface import AbstractField, AbstractVelocity, Fit, LogDensity, kl_rate
+from parvi.fields.pfg.preconditioners import (
+    AbstractMeansPreconditioner,
+    AbstractPreconditioner,
+    Identity,
+)
+from parvi.fields.pfg.solvers import AbstractClosedForm, AbstractSolver, Problem
+from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
 # Particles at which the divergence of a base function is probed.
 _NUM_PROBED = 4
@@ -112,13 +117,24 @@ class PFG(AbstractField):
         divergence: AbstractDivergence | None = None,
     ):
         if solver is None:
-            raise ValueError("PFG needs a solver: parvi.Ridge() or parvi.GradientDescent(...).")
+            raise ValueError(
+                "PFG needs a solver: parvi.fields.Ridge() or parvi.fields.GradientDescent(...)."
+            )
         self.functions = functions
         self.preconditioner = Identity() if preconditioner is None else preconditioner
         self.solver = solver
         self.base_shift = base_shift
         self.regulariser = Quadratic() if regulariser is None else regulariser
-        self.divergence = Exact() if divergence is None else divergence
+        self.divergence = ExactDivergence() if divergence is None else divergence
+
+    @property
+    def asks_means_only(self):
+        return (
+            isinstance(self.solver, AbstractClosedForm)
+            and isinstance(self.preconditioner, AbstractMeansPreconditioner)
+            and isinstance(self.divergence, ExactDivergence)
+            and self.base_shift == 0.0
+        )
 
     def init(self, key, particles):
         self.solver.check(self.functions, self.regulariser, *particles.shape)
@@ -126,6 +142,8 @@ class PFG(AbstractField):
         return PFGMemory(self.solver.init(parameters), self.preconditioner.init(particles))
 
     def fit(self, key, cloud, memory):
+        if self.asks_means_only:
+            return self._fit_in_one_pass(cloud, memory)
         key_solve, key_divergence, key_base = jax.random.split(key, 3)
         metric, preconditioner = self.preconditioner.update(cloud, memory.preconditioner)
         problem = Problem(
@@ -134,10 +152,13 @@ class PFG(AbstractField):
             self.regulariser,
             metric,
             self.base_shift,
-            cloud.particles,
-            cloud.scores,
+            cloud,
         )
         parameters, solver, extra = self.solver.solve(key_solve, problem, memory.solver)
+        velocity = PFGVelocity(
+            self.functions, parameters, self.base_shift, cloud.log_density, metric
+        )
+        following = PFGMemory(solver, preconditioner)
         values, divergences = self.divergence(
             key_divergence, self.functions, parameters, cloud.particles
         )
@@ -146,10 +167,26 @@ class PFG(AbstractField):
             probed = _probed_base_divergences(key_base, cloud, metric)
             divergences = divergences + self.base_shift * probed
         rate = kl_rate(values, divergences, cloud.scores)
+        return Fit(velocity, values, rate, extra), following
+
+    def _fit_in_one_pass(self, cloud, memory):
+        functions, frozen = self.functions, memory.solver
+        preconditioner, solver = self.preconditioner, self.solver
+        assert isinstance(preconditioner, AbstractMeansPreconditioner)
+        assert isinstance(solver, AbstractClosedForm)
+
+        def sums(block, weights):
+            fitted = solver.sums(functions, frozen, block, weights)
+            return preconditioner.sums(block, weights), fitted
+
+        of_metric, of_weights = cloud.mean(sums)
+        metric, remembered = preconditioner.settle(of_metric, memory.preconditioner)
+        weights, rate = solver.settle(functions, of_weights, metric)
         velocity = PFGVelocity(
-            self.functions, parameters, self.base_shift, cloud.log_density, metric
+            functions, Parameters(frozen, weights), 0.0, cloud.log_density, metric
         )
-        return Fit(velocity, values, rate, extra), PFGMemory(solver, preconditioner)
+        fit = Fit(velocity, cloud.values(velocity.on), rate, {})
+        return fit, PFGMemory(frozen, remembered)
 
 
 def _probed_base_divergences(key, cloud, metric):

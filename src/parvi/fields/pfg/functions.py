@@ -22,7 +22,7 @@ class Parameters(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Features psi at all particles, and the mean of their gradients over the particles."""
+    """Features psi at all particles, and the weighted sum of their gradients."""
 
     features: Float[Array, "n k"]
     mean_gradient: Float[Array, "k d"]
@@ -54,8 +54,10 @@ class AbstractFeatures(AbstractFunctions):
     """Functions f(x) = W psi(x) that are linear in what is fitted, W."""
 
     @abc.abstractmethod
-    def moments(self, frozen: PyTree[Array], particles: Float[Array, "n d"]) -> Moments:
-        """Features and their mean gradients."""
+    def moments(
+        self, frozen: PyTree[Array], particles: Float[Array, "n d"], weights: Float[Array, " n"]
+    ) -> Moments:
+        """Features and the weighted sum of their gradients."""
 
     @abc.abstractmethod
     def num_weights(self, dim: int) -> int:
@@ -80,10 +82,10 @@ class Linear(AbstractFeatures):
         trace = jnp.trace(parameters.trainable[:, 1:])
         return self.values(parameters, particles), jnp.full(particles.shape[0], trace)
 
-    def moments(self, frozen, particles):
+    def moments(self, frozen, particles, weights):
         num, dim = particles.shape
         ones = jnp.ones((num, 1), particles.dtype)
-        identity = jnp.eye(dim, dtype=particles.dtype)
+        identity = jnp.sum(weights) * jnp.eye(dim, dtype=particles.dtype)
         gradient = jnp.concatenate([jnp.zeros((1, dim), particles.dtype), identity])
         return Moments(jnp.concatenate([ones, particles], axis=1), gradient)
 
@@ -107,13 +109,6 @@ class Scaling(AbstractFunctions):
         weights = parameters.trainable
         values = weights[:, 0] + weights[:, 1] * particles
         return values, jnp.full(particles.shape[0], jnp.sum(weights[:, 1]))
-
-    def closed_form(
-        self, particles: Float[Array, "n d"], scores: Float[Array, "n d"]
-    ) -> Float[Array, "d 2"]:
-        """The minimiser for H = I where every coordinate has mean 0 and variance 1."""
-        slopes = jnp.mean(scores * particles, axis=0) + 1
-        return jnp.stack([jnp.mean(scores, axis=0), slopes], axis=1)
 
 
 class RandomFeatures(AbstractFeatures):
@@ -172,6 +167,10 @@ class RandomFeatures(AbstractFeatures):
         bent = self.activation(directions @ x + offsets)
         return parameters.trainable @ jnp.concatenate([jnp.ones(1, x.dtype), x, bent])
 
+    def values(self, parameters, particles):
+        features, _ = self.features_and_slopes(parameters.frozen, particles)
+        return features @ parameters.trainable.T
+
     def with_divergences(self, parameters, particles):
         dim = particles.shape[1]
         directions, _ = parameters.frozen
@@ -180,13 +179,14 @@ class RandomFeatures(AbstractFeatures):
         per_feature = jnp.sum(directions * weights[:, dim + 1 :].T, axis=1)
         return features @ weights.T, jnp.trace(weights[:, 1 : dim + 1]) + slopes @ per_feature
 
-    def moments(self, frozen, particles):
+    def moments(self, frozen, particles, weights):
         dim = particles.shape[1]
         directions, _ = frozen
         features, slopes = self.features_and_slopes(frozen, particles)
         zero = jnp.zeros((1, dim), particles.dtype)
-        bent = jnp.mean(slopes, axis=0)[:, None] * directions
-        return Moments(features, jnp.concatenate([zero, jnp.eye(dim, dtype=zero.dtype), bent]))
+        identity = jnp.sum(weights) * jnp.eye(dim, dtype=zero.dtype)
+        bent = (weights @ slopes)[:, None] * directions
+        return Moments(features, jnp.concatenate([zero, identity, bent]))
 
     def num_weights(self, dim):
         return 1 + dim + self.num_features

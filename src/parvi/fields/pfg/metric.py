@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.fields.frame import AbstractFrame
+from parvi.geometry.frame import AbstractFrame
 
 
 class AbstractMetric(eqx.Module):

@@ -37,7 +37,7 @@ class Convex(AbstractRegulariser):
     Examples
     --------
     >>> import jax.numpy as jnp, parvi
-    >>> cubic = parvi.Convex(lambda f: jnp.sum(jnp.abs(f) ** 3) / 3)
+    >>> cubic = parvi.fields.Convex(lambda f: jnp.sum(jnp.abs(f) ** 3) / 3)
     """
 
     function: Callable[[Float[Array, " d"]], Float[Array, ""]]
@@ -60,7 +60,7 @@ class AbstractDivergence(eqx.Module):
         """Values and divergences at all particles."""
 
 
-class Exact(AbstractDivergence):
+class ExactDivergence(AbstractDivergence):
     """In closed form where the function class has one, by forward mode elsewhere."""
 
     def __call__(self, key, functions, parameters, particles):
@@ -68,7 +68,7 @@ class Exact(AbstractDivergence):
 
 
 class ForwardMode(AbstractDivergence):
-    """Exact, by d forward passes a particle, also where there is a closed form."""
+    """ExactDivergence, by d forward passes a particle, also where there is a closed form."""
 
     def __call__(self, key, functions, parameters, particles):
         return forward_mode(functions, parameters, particles)

@@ -1,7 +1,8 @@
 """Solvers: how the objective is minimised over the function class."""
 
 import abc
-from typing import Any, Literal, NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -9,7 +10,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from parvi.fields.pfg.functions import AbstractFeatures, AbstractFunctions, Parameters
+from parvi.cloud import AbstractCloud, Cloud
+from parvi.fields.pfg.functions import (
+    AbstractFeatures,
+    AbstractFunctions,
+    Linear,
+    Parameters,
+    Scaling,
+)
 from parvi.fields.pfg.metric import AbstractMetric
 from parvi.fields.pfg.objective import (
     AbstractDivergence,
@@ -27,13 +35,24 @@ class Problem(eqx.Module):
     regulariser: AbstractRegulariser
     metric: AbstractMetric
     base_shift: float
-    particles: Float[Array, "n d"]
-    scores: Float[Array, "n d"]
+    cloud: AbstractCloud
+
+    @property
+    def particles(self) -> Float[Array, "n d"]:
+        """Where the function is fitted."""
+        return self.cloud.particles
+
+    @property
+    def scores(self) -> Float[Array, "n d"]:
+        """What it is fitted to."""
+        return self.cloud.scores
 
     def subset(self, rows: Int[Array, " m"]) -> "Problem":
         """The same problem on some of the particles."""
-        where = lambda p: (p.particles, p.scores)  # noqa: E731
-        return eqx.tree_at(where, self, (self.particles[rows], self.scores[rows]))
+        cloud = self.cloud
+        particles, scores, values = cloud.particles, cloud.scores, cloud.log_densities
+        chosen = Cloud(particles[rows], scores[rows], values[rows], cloud.log_density)
+        return dataclasses.replace(self, cloud=chosen)
 
     def loss(self, key: Key[Array, ""], parameters: Parameters) -> Float[Array, ""]:
         """The empirical objective, up to terms that do not depend on the parameters."""
@@ -63,7 +82,30 @@ class AbstractSolver(eqx.Module):
         """The fitted parameters, the new memory, and facts for the history."""
 
 
-class Ridge(AbstractSolver):
+class AbstractClosedForm(AbstractSolver):
+    """A solver that needs nothing but means over the particles: one pass over them, in blocks."""
+
+    @abc.abstractmethod
+    def sums(
+        self,
+        functions: AbstractFunctions,
+        frozen: PyTree[Array],
+        block: AbstractCloud,
+        weights: Float[Array, " m"],
+    ) -> PyTree[Array]:
+        """The share of a block in those means."""
+
+    @abc.abstractmethod
+    def settle(
+        self, functions: AbstractFunctions, sums: PyTree[Array], metric: AbstractMetric
+    ) -> tuple[Float[Array, "d k"], Float[Array, ""]]:
+        """The weights, and dKL/dt along the function that they make."""
+
+    def init(self, parameters):
+        return parameters.frozen
+
+
+class Ridge(AbstractClosedForm):
     """The closed form for f = W psi: W = H^-1 B (G + ridge I)^-1, one Cholesky factorisation.
 
     G = E[psi psi^T] and B = E[s psi^T + (grad psi)^T]. The flow rests where B = 0, whatever the
@@ -90,11 +132,57 @@ class Ridge(AbstractSolver):
                 f"than that, got {num}; use more particles, fewer features or ridge > 0."
             )
 
-    def init(self, parameters):
-        return parameters.frozen
+    def sums(self, functions, frozen, block, weights):
+        return NormalEquations.share(functions, frozen, block, weights)
+
+    def settle(self, functions, sums, metric):
+        weights = sums.weights(metric, self.ridge)
+        return weights, -jnp.sum(weights * sums.wanted)
 
     def solve(self, key, problem, memory):
         return Parameters(memory, ridge_weights(problem, memory, self.ridge)), memory, {}
+
+
+class Irrotational(AbstractClosedForm):
+    """The closed form for affine maps of whitened particles, without the part that rotates.
+
+    f(z) = H^-1 (E[s] + (sym E[s z^T] + I) z), of which ``Scaling`` has the diagonal. H f is a
+    gradient: the antisymmetric part of E[s z^T] would turn the particles, and near rest it is
+    nothing but their noise. Made for ``Whitened`` or, with ``Scaling``, ``Standardised``.
+    """
+
+    def check(self, functions, regulariser, num, dim):
+        if not isinstance(functions, (Linear, Scaling)):
+            raise ValueError(
+                "Irrotational solves for affine maps (Linear, Scaling), got "
+                f"{type(functions).__name__}; use Ridge or GradientDescent for it."
+            )
+        _check_quadratic(self, regulariser)
+
+    def sums(self, functions, frozen, block, weights):
+        s, z = block.scores, block.particles
+        slopes = (
+            weights @ (s * z) if isinstance(functions, Scaling) else s.T @ (weights[:, None] * z)
+        )
+        return weights @ s, slopes
+
+    def settle(self, functions, sums, metric):
+        shift, slopes = sums
+        if isinstance(functions, Scaling):
+            wanted = jnp.stack([shift, slopes + 1], axis=1)
+        else:
+            linear = (slopes + slopes.T) / 2 + jnp.eye(len(shift), dtype=shift.dtype)
+            wanted = jnp.concatenate([shift[:, None], linear], axis=1)
+        weights = metric.solve(wanted.T).T
+        # Of a symmetric map the antisymmetric part of E[s z^T] changes nothing.
+        return weights, -jnp.sum(weights * wanted)
+
+    def solve(self, key, problem, memory):
+        def sums(block, weights):
+            return self.sums(problem.functions, memory, block, weights)
+
+        weights, _ = self.settle(problem.functions, problem.cloud.mean(sums), problem.metric)
+        return Parameters(memory, weights), memory, {}
 
 
 class HeldOutRidge(AbstractSolver):
@@ -148,6 +236,35 @@ class HeldOutRidge(AbstractSolver):
         return Parameters(memory, ridge_weights(problem, memory, ridge)), memory, {"ridge": ridge}
 
 
+class AbstractUnit(eqx.Module):
+    """What the objective of a fit by gradient descent is divided by."""
+
+    @abc.abstractmethod
+    def of(self, metric: AbstractMetric, like: Float[Array, " d"]) -> float | Float[Array, ""]:
+        """The unit for this metric."""
+
+
+class Unscaled(AbstractUnit):
+    """1: the objective as it is."""
+
+    def of(self, metric, like):
+        return 1.0
+
+
+class MeanEigenvalue(AbstractUnit):
+    """The mean eigenvalue of H."""
+
+    def of(self, metric, like):
+        return metric.mean_eigenvalue(like)
+
+
+class LargestEigenvalue(AbstractUnit):
+    """The largest eigenvalue of H."""
+
+    def of(self, metric, like):
+        return metric.largest_eigenvalue(like)
+
+
 class DescentMemory(NamedTuple):
     """Where gradient descent stopped, for a warm start."""
 
@@ -174,10 +291,11 @@ class GradientDescent(AbstractSolver):
         there are returned. 0 watches nothing.
     patience
         With ``holdout``: inner steps without improvement after which the fit ends.
-    relative
-        Divide the objective by the "mean" or the "largest" eigenvalue of H: a learning rate then
-        means the same for ten rows of data and for a million. The largest is the safe one where a
-        few coordinates have most of H; with the mean the others are fitted sooner.
+    unit
+        What the objective is divided by: ``Unscaled()``, or an eigenvalue of H, with which a
+        learning rate means the same for ten rows of data and for a million. ``LargestEigenvalue()``
+        is the safe one where a few coordinates have most of H; with ``MeanEigenvalue()`` the
+        others are fitted sooner.
     """
 
     optimizer: optax.GradientTransformation
@@ -186,7 +304,7 @@ class GradientDescent(AbstractSolver):
     batch_size: int | None = None
     holdout: float = 0.0
     patience: int = 5
-    relative: Literal["mean", "largest"] | None = None
+    unit: AbstractUnit = Unscaled()
 
     def __check_init__(self):
         if self.num_steps < 1 or self.warm_up < 0:
@@ -198,8 +316,6 @@ class GradientDescent(AbstractSolver):
             _check_holdout(self.holdout)
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1, got {self.patience}.")
-        if self.relative not in (None, "mean", "largest"):
-            raise ValueError(f'relative must be None, "mean" or "largest", got {self.relative!r}.')
 
     def check(self, functions, regulariser, num, dim):
         if self.batch_size is not None and not 1 <= self.batch_size <= num:
@@ -215,7 +331,7 @@ class GradientDescent(AbstractSolver):
     def solve(self, key, problem, memory):
         key_split, key_loop = jax.random.split(key)
         num_steps = jnp.where(memory.started, self.num_steps, self.num_steps + self.warm_up)
-        scale = self._scale(problem)
+        scale = self.unit.of(problem.metric, problem.particles[0])
         if self.holdout > 0:
             train, held_out = _split(key_split, problem, self.holdout)
             trainable, optimizer, done = self._early_stopped(
@@ -233,13 +349,6 @@ class GradientDescent(AbstractSolver):
             extra = {}
         parameters = Parameters(memory.parameters.frozen, trainable)
         return parameters, DescentMemory(parameters, optimizer, jnp.ones((), bool)), extra
-
-    def _scale(self, problem):
-        if self.relative is None:
-            return 1.0
-        if self.relative == "mean":
-            return problem.metric.mean_eigenvalue(problem.scores[0])
-        return problem.metric.largest_eigenvalue(problem.scores[0])
 
     def _descend(self, key, problem, scale, memory, trainable, optimizer):
         key_batch, key_loss = jax.random.split(key)
@@ -284,16 +393,58 @@ class GradientDescent(AbstractSolver):
         return best, optimizer, step
 
 
+class NormalEquations(NamedTuple):
+    """G = E[psi psi^T], S = E[s psi^T] and D = E[grad psi] over the particles."""
+
+    gram: Float[Array, "k k"]
+    scores: Float[Array, "d k"]
+    gradients: Float[Array, "k d"]
+
+    @classmethod
+    def of(
+        cls, functions: AbstractFeatures, frozen: PyTree[Array], cloud: AbstractCloud
+    ) -> "NormalEquations":
+        """In blocks. O(n k (k + d))."""
+        return cloud.mean(lambda block, weights: cls.share(functions, frozen, block, weights))
+
+    @classmethod
+    def share(
+        cls,
+        functions: AbstractFunctions,
+        frozen: PyTree[Array],
+        block: AbstractCloud,
+        weights: Float[Array, " m"],
+    ) -> "NormalEquations":
+        """What a block adds to them."""
+        assert isinstance(functions, AbstractFeatures)
+        features, gradients = functions.moments(frozen, block.particles, weights)
+        weighted = weights[:, None] * features
+        return cls(weighted.T @ features, block.scores.T @ weighted, gradients)
+
+    @property
+    def wanted(self) -> Float[Array, "d k"]:
+        """B = S + D^T, which is zero at the target."""
+        return self.scores + self.gradients.T
+
+    def weights(
+        self, metric: AbstractMetric, ridge: float | Float[Array, ""]
+    ) -> Float[Array, "d k"]:
+        """W = H^-1 B (G + ridge I)^-1."""
+        return _divided(metric.solve(self.wanted.T).T, self.gram, ridge)
+
+
 def _normal_equations(problem, frozen):
     """G and T = H^-1 (B - c E[s psi^T]): the objective is 1/2 tr(H W G W^T) - tr(H W T^T)."""
     functions = problem.functions
     assert isinstance(functions, AbstractFeatures)
-    moments = functions.moments(frozen, problem.particles)
-    num = problem.particles.shape[0]
-    gram = moments.features.T @ moments.features / num
-    score_features = problem.scores.T @ moments.features / num
-    wanted = (1 - problem.base_shift) * score_features + moments.mean_gradient.T
-    return gram, problem.metric.solve(wanted.T).T
+    found = NormalEquations.of(functions, frozen, problem.cloud)
+    wanted = found.wanted - problem.base_shift * found.scores
+    return found.gram, problem.metric.solve(wanted.T).T
+
+
+def _divided(target, gram, ridge):
+    damped = gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)
+    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(damped), target.T).T
 
 
 def ridge_weights(
@@ -301,8 +452,7 @@ def ridge_weights(
 ) -> Float[Array, "d k"]:
     """W = T (G + ridge I)^-1."""
     gram, target = _normal_equations(problem, frozen)
-    damped = gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)
-    return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(damped), target.T).T
+    return _divided(target, gram, ridge)
 
 
 def _split(key, problem, holdout):
@@ -320,10 +470,14 @@ def _check_closed_form(solver, functions, regulariser):
             f"{name} solves for functions that are linear in their weights (Linear, "
             f"RandomFeatures), got {type(functions).__name__}; use GradientDescent for it."
         )
+    _check_quadratic(solver, regulariser)
+
+
+def _check_quadratic(solver, regulariser):
     if not isinstance(regulariser, Quadratic):
         raise ValueError(
-            f"{name} solves the quadratic objective only, got {type(regulariser).__name__}; use "
-            "GradientDescent for it."
+            f"{type(solver).__name__} solves the quadratic objective only, got "
+            f"{type(regulariser).__name__}; use GradientDescent for it."
         )
 
 

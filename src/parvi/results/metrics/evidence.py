@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from parvi.fields.frame import DenseFrame
+from parvi.geometry.frame import DenseFrame
 from parvi.results.metrics.inputs import as_points, as_vector, check_at_least
 from parvi.results.metrics.pairs import BLOCK_SIZE, blocks, squares
 

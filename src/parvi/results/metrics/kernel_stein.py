@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from parvi.fields.kernels import (
+from parvi.evaluation import LIGHT, quickly
+from parvi.kernels import (
     IMQ,
     AbstractKernel,
     AbstractRadialKernel,
@@ -66,7 +67,7 @@ def ksd(
     --------
     >>> import numpy as np, parvi
     >>> x = np.array([[3.0]])
-    >>> parvi.metrics.ksd(x, -x, kernel=parvi.RBF(parvi.Fixed(2.0)))
+    >>> parvi.metrics.ksd(x, -x, kernel=parvi.kernels.RBF(parvi.kernels.Fixed(2.0)))
     10.0
     """
     x, s = as_scored(particles, scores, at_least=2 if unbiased else 1)
@@ -124,7 +125,7 @@ def ksd_test(
     return GoodnessOfFit(float(forms[0]), float(p_value))
 
 
-@eqx.filter_jit
+@quickly
 def _drawn_weights(bootstrap, key, num_bootstrap, num):
     return bootstrap.weights(key, num_bootstrap, num)
 
@@ -134,18 +135,18 @@ def _stein_forms(kernel, x, s, weights, block_size, diagonal) -> np.ndarray:
     check_at_least(block_size, "block_size")
     if not isinstance(kernel, AbstractRadialKernel):
         raise ValueError(
-            f"ksd needs a radial kernel such as parvi.IMQ or parvi.RBF, got "
+            f"ksd needs a radial kernel such as parvi.kernels.IMQ or parvi.kernels.RBF, got "
             f"{type(kernel).__name__}."
         )
     with jax.enable_x64(True):
         # Only differences of points count; near zero they lose least by rounding.
         x = jnp.asarray(x - x.mean(axis=0))
         side = min(block_size, len(x))
-        forms = _tiled_forms(kernel, x, jnp.asarray(s), jnp.asarray(weights), side, diagonal)
-        return np.asarray(forms)
+        # A few points take less time than the compiler does.
+        forms = _quick_forms if len(x) ** 2 <= LIGHT // 20 else _careful_forms
+        return np.asarray(forms(kernel, x, jnp.asarray(s), jnp.asarray(weights), side, diagonal))
 
 
-@eqx.filter_jit
 def _tiled_forms(kernel, x, s, weights, side, diagonal):
     kernel = kernel.adapted(x, MEDIAN_POINTS)
     num_blocks = -(-x.shape[0] // side)
@@ -175,6 +176,10 @@ def _tiled_forms(kernel, x, s, weights, side, diagonal):
     tiles = np.triu_indices(num_blocks)
     zero = jnp.zeros(weights.shape[0], x.dtype)
     return jax.lax.scan(add, zero, tuple(map(jnp.asarray, tiles)))[0]
+
+
+_quick_forms = quickly(_tiled_forms)
+_careful_forms = eqx.filter_jit(_tiled_forms)
 
 
 def _stein_kernel(kernel, x, s, y, t, mask):

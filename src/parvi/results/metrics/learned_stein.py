@@ -22,11 +22,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Float, Key
 
-from parvi.fields.frame import DenseFrame
+from parvi.cloud import Cloud
 from parvi.fields.pfg.functions import MLP, AbstractFunctions
 from parvi.fields.pfg.metric import DiagonalMetric
-from parvi.fields.pfg.objective import Exact, Quadratic
+from parvi.fields.pfg.objective import ExactDivergence, Quadratic
 from parvi.fields.pfg.solvers import AbstractSolver, GradientDescent, Problem
+from parvi.geometry.frame import DenseFrame
 from parvi.results.metrics.inputs import as_key, as_scored
 
 
@@ -111,7 +112,9 @@ def _held_out(key, functions, solver, regularisation, x_train, s_train, x_test, 
     z_train, z_test = frame.enter(x_train), frame.enter(x_test)
     # lambda |f|^2 = 1/2 |f|_H^2 with H = 2 lambda I.
     metric = DiagonalMetric(jnp.full(x_train.shape[1], 2 * regularisation))
-    problem = Problem(functions, Exact(), Quadratic(), metric, 0.0, z_train, frame.pull(s_train))
+    # No log density is asked: the scores are given.
+    cloud = Cloud(z_train, frame.pull(s_train), jnp.zeros(len(z_train)), jnp.sum)
+    problem = Problem(functions, ExactDivergence(), Quadratic(), metric, 0.0, cloud)
     memory = solver.init(functions.init(key_init, z_train))
     parameters, _, _ = solver.solve(key_solve, problem, memory)
     values, divergences = functions.with_divergences(parameters, z_test)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from parvi.fields.kernels import AbstractBandwidth, Median
+from parvi.kernels import AbstractBandwidth, Median
 from parvi.results.metrics.inputs import as_two_samples, check_at_least
 from parvi.results.metrics.pairs import BLOCK_SIZE, mean_over_own_pairs, mean_over_pairs
 
@@ -37,9 +37,9 @@ def mmd(
     x, y
         The two samples.
     bandwidth
-        h of exp(-|x - y|^2 / h), as in ``parvi.RBF``: ``Fixed(2 * sigma**2)``, or the median of
-        squared distances (of at most 512 points). It is taken from ``y``: the same ruler for
-        all that is compared with one reference.
+        h of exp(-|x - y|^2 / h), as in ``parvi.kernels.RBF``: ``Fixed(2 * sigma**2)``, or the
+        median of squared distances (of at most 512 points). It is taken from ``y``: the
+        same ruler for all that is compared with one reference.
     scales
         Multiples of h whose kernels are summed, for instance ``(0.25, 0.5, 1, 2, 4)`` where no
         single scale is known to matter.

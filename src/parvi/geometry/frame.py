@@ -1,9 +1,4 @@
-"""Fields that see standardised particles.
-
-With x = m + L z, a velocity f(x) = L g(z) has div_x f = div_z g, the score in z is L^T s, and the
-metric is L^T H L: the whole fit may be done in z. With L L^T the covariance of the particles the
-method becomes affine invariant, and one learning rate fits every problem.
-"""
+"""Frames: coordinates z with x = m + L z, in which particles are standardised."""
 
 import abc
 
@@ -12,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, LogDensity
+from parvi.cloud import AbstractLens, LogDensity
 
 
 class AbstractFrame(eqx.Module):
@@ -35,6 +30,10 @@ class AbstractFrame(eqx.Module):
     @abc.abstractmethod
     def push(self, s: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """L^-T s: scores from the frame to the original coordinates."""
+
+    def mean_squares(self, dx: Float[Array, "n d"]) -> Float[Array, " d"]:
+        """The mean over n rows of the squares of L^-1 dx."""
+        return jnp.mean(self.shrink(dx) ** 2, axis=0)
 
     def enter(self, x: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """Points from the original coordinates to the frame."""
@@ -106,16 +105,21 @@ class DenseFrame(AbstractFrame):
     def push(self, s):
         return s @ self.inverse
 
+    def mean_squares(self, dx):
+        # No second array of the size of dx.
+        moment = dx.T @ dx / len(dx)
+        return jnp.sum((self.inverse @ moment) * self.inverse, axis=1)
 
-def tells_covariance(particles: Float[Array, "n d"]) -> bool:
-    """Whether there are enough particles, three for two dimensions, for their covariance."""
-    num, dim = particles.shape
+
+def tells_covariance(shape: tuple[int, ...]) -> bool:
+    """Whether n particles in d dimensions, three for two, are enough for their covariance."""
+    num, dim = shape
     return num >= 1.5 * dim + 2
 
 
 def own_frame(particles: Float[Array, "n d"]) -> AbstractFrame:
     """Dense where the particles can tell their covariance, else diagonal."""
-    return (DenseFrame if tells_covariance(particles) else DiagonalFrame).of(particles)
+    return (DenseFrame if tells_covariance(particles.shape) else DiagonalFrame).of(particles)
 
 
 def _variances(particles):
@@ -143,64 +147,16 @@ class FramedDensity(eqx.Module):
         return self.log_density(self.frame.leave(z))
 
 
-class FramedVelocity(AbstractVelocity):
-    """A velocity that was fitted in a frame: f(x) = L g(L^-1 (x - m))."""
+class InFrame(AbstractLens):
+    """Shows a cloud in the coordinates of a frame."""
 
     frame: AbstractFrame
-    inner: AbstractVelocity
 
-    def __call__(self, x):
-        return self.frame.stretch(self.inner(self.frame.enter(x)))
+    def particles(self, particles):
+        return self.frame.enter(particles)
 
-    def on(self, cloud):
-        return self.frame.stretch(self.inner.on(_enter(self.frame, cloud)))
+    def scores(self, particles, scores):
+        return self.frame.pull(scores)
 
-    def divergences(self, cloud):
-        return self.inner.divergences(_enter(self.frame, cloud))
-
-    def precondition(self, vector):
-        return self.frame.stretch(self.inner.precondition(self.frame.pull(vector)))
-
-
-def _enter(frame: AbstractFrame, cloud: Cloud) -> Cloud:
-    return Cloud(
-        frame.enter(cloud.particles),
-        frame.pull(cloud.scores),
-        cloud.log_densities,
-        FramedDensity(frame, cloud.log_density),
-    )
-
-
-class Whitened(AbstractField):
-    """Any field, fitted where the particles have mean 0 and covariance I.
-
-    Affine invariant where the field inside does not care for rotations (``Linear`` with
-    ``Identity``, ``Hessian``, ``RegressedHessian``; SVGD); others depend on the order of the
-    coordinates through the Cholesky factor. O(n d^2 + d^3).
-    """
-
-    field: AbstractField
-
-    def init(self, key, particles):
-        return self.field.init(key, DenseFrame.of(particles).enter(particles))
-
-    def fit(self, key, cloud, memory):
-        return _fit_in(DenseFrame.of(cloud.particles), self.field, key, cloud, memory)
-
-
-class Standardised(AbstractField):
-    """Any field, fitted where each coordinate has mean 0 and variance 1. O(n d)."""
-
-    field: AbstractField
-
-    def init(self, key, particles):
-        return self.field.init(key, DiagonalFrame.of(particles).enter(particles))
-
-    def fit(self, key, cloud, memory):
-        return _fit_in(DiagonalFrame.of(cloud.particles), self.field, key, cloud, memory)
-
-
-def _fit_in(frame, field, key, cloud, memory):
-    inner, memory = field.fit(key, _enter(frame, cloud), memory)
-    velocity = FramedVelocity(frame, inner.velocity)
-    return Fit(velocity, frame.stretch(inner.values), inner.kl_rate, inner.extra), memory
+    def log_density(self, log_density):
+        return FramedDensity(self.frame, log_density)

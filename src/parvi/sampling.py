@@ -10,28 +10,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from parvi.interface import AbstractSampler, Info
-from parvi.results.result import Result, Timing
-from parvi.run.advance import IN_PLACE, OPTIMISED, QUICK, Run, onward, start_in_place
-from parvi.run.effort import Effort, wanted
+from parvi.interface import AbstractSampler
+from parvi.results.result import Result, Settings, Timing
+from parvi.run.compile.programs import CAPACITY
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.interrupts import noted_interrupts
-from parvi.run.parts import IN_PARTS
 from parvi.run.progress import Bar
-from parvi.run.sharding import gathered, particle_sharding, replicate, spread, spread_target
+from parvi.run.run import Run
+from parvi.run.sharding import particle_sharding, spread
 from parvi.run.threads import single_blas_thread
-from parvi.samplers.ready import pfg
+from parvi.samplers.default import pfg
+from parvi.samplers.sequence import Sequence
 from parvi.status import SamplingError, SamplingInterrupted, Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
 
-# Steps of one compiled call at the most, and how long one should take: often enough for the bar
-# and for Ctrl-C, seldom enough that dispatch costs nothing.
-_CAPACITY = 128
+# How long a compiled call should take: often enough for the bar and for Ctrl-C, seldom enough that
+# dispatch costs nothing.
 _SECONDS_PER_CHUNK = 0.25
-# Particles of so many bytes (32 MB: about where the default begins to stream them) are moved in
-# place, without a second array to fall back on.
-_LARGE = 1 << 25
 
 
 def sample(
@@ -39,7 +35,7 @@ def sample(
     init: PyTree | Callable | None = None,
     key: Any = 0,
     num_particles: int | None = None,
-    sampler: AbstractSampler | None = None,
+    sampler: AbstractSampler | Sequence | None = None,
     num_steps: int | None = None,
     progress: bool | None = None,
     checkpoint: Any = None,
@@ -63,7 +59,8 @@ def sample(
     sampler
         ``parvi.pfg()`` unless given.
     num_steps
-        Exactly so many. None: until the sampler's stopping rule says so.
+        At most so many; the run ends before where the sampler is done. None: the sampler's own
+        limit.
     progress
         A bar on standard error. None: where that is a terminal.
     checkpoint
@@ -97,7 +94,7 @@ def sample(
     if num_steps is not None and (not isinstance(num_steps, (int, np.integer)) or num_steps < 0):
         raise ValueError(f"num_steps must be None or an int of at least 0, got {num_steps!r}.")
     sampler = pfg() if sampler is None else sampler
-    if not isinstance(sampler, AbstractSampler):
+    if not isinstance(sampler, (AbstractSampler, Sequence)):
         raise ValueError(
             f"sampler must be a sampler such as parvi.pfg(), got {sampler!r}; note the brackets."
         )
@@ -105,31 +102,30 @@ def sample(
     key_init, key_check, key_run = _three(as_key(key))
     values = initial_values(key_init, init, num_particles, target)
     dtype = dtype_of(values)
-    lent = any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values))
 
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(single_blas_thread())
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
-        particles, num_moved = target.admit(particles, key_check)
-        sharding = particle_sharding(mesh, len(particles))
-        if sharding is not None:
-            particles = spread(particles, sharding)
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
+            # Particles are moved in place where they are many: not those of the caller.
+            particles = jnp.array(particles, copy=True)
+        place, num_moved = target.admit(particles, key_check)
+        del particles
+        sharding = particle_sharding(mesh, len(place.particles))
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
-        stops = np.bool_(num_steps is None)
         # Handed over, not lent: a million particles need not be kept twice.
-        handed = [particles]
-        del particles
+        handed = [place]
+        del place
         with noted_interrupts() as interrupts:
-            outcome = _drive(
-                key_run, handed, lent, sampler, target, limit, stops, bar, sharding, interrupts
-            )
-        outcome.interrupted |= interrupts.came
+            run = _begun(target, sampler, key_run, handed, sharding)
+            interrupted = _driven(run, limit, bar, interrupts)
+        interrupted |= interrupts.came
         seconds = time.perf_counter() - began
-        flat = gathered(outcome.run.state.particles, sharding)
-        return _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw)
+        settings = Settings(init, key, num_particles, sampler, num_steps)
+        return _finish(run, settings, seconds, num_moved, interrupted, throw)
 
 
 @jax.jit
@@ -138,102 +134,53 @@ def _three(key):
     return tuple(jax.random.split(key, 3))
 
 
-class _Outcome:
-    """What the loop leaves behind, also where it was interrupted."""
-
-    def __init__(self, run: Run):
-        self.run = run
-        self.infos: list[Info] = []
-        self.interrupted = False
-        self.compile_seconds = 0.0
+def _begun(target, sampler, key, handed, sharding) -> Run:
+    place = handed.pop()
+    if sharding is not None:
+        place = jax.tree_util.tree_map(lambda leaf: spread(leaf, sharding), place)
+    return Run(target, sampler, key, place, sharding)
 
 
-def _drive(key, handed, lent, sampler, target, limit, stops, bar, sharding, interrupts) -> _Outcome:
-    particles = handed.pop()
-    like = jax.ShapeDtypeStruct(particles.shape, particles.dtype)
-    rule = sampler.stopping_rule
-    # Once: data in NumPy's arrays would be copied at every call of ``advance``.
-    if sharding is None:
-        target = jax.tree_util.tree_map(_on_device, target)
-    else:
-        target = spread_target(target, sharding.mesh)
-        key, sampler, rule = replicate((key, sampler, rule), sharding.mesh)
-    before = time.perf_counter()
-    programs = _programs(sampler, like, target, sharding)
-    begin = start_in_place if programs is IN_PLACE and not lent else programs.start
-    run = begin(key, particles, sampler, target, rule, sharding)
-    del particles
-    outcome = _Outcome(jax.block_until_ready(run))
-    outcome.compile_seconds = time.perf_counter() - before
-    done, chunk, compiles = 0, 1, True
+def _driven(run: Run, limit: int, bar: Bar, interrupts) -> bool:
+    """Advance to the limit or the end, in chunks of about a quarter of a second."""
+    chunk, compiled = 1, run.compile_seconds
     try:
-        while done < limit and int(outcome.run.status) in (Status.RUNNING, Status.PAUSED):
+        while not run.is_done and run.num_steps < limit:
             if interrupts.came:
-                break
-            if int(outcome.run.status) == Status.PAUSED:
-                sampler, outcome.run = onward(outcome.run, sampler, sharding)
-                programs = _programs(sampler, like, target, sharding)
-                chunk, compiles = 1, True
-            # As arrays: a Python number would be part of the compiled program.
-            until = np.int32(min(done + chunk, limit))
-            before = time.perf_counter()
-            arguments = key, outcome.run, sampler, target, rule, until, stops, _CAPACITY, sharding
-            run, infos = jax.block_until_ready(programs.advance(*arguments))
+                return True
+            before, done = time.perf_counter(), run.num_steps
+            run.advance(min(chunk, limit - done))
             seconds = time.perf_counter() - before
-            outcome.run, steps = run, int(run.state.step) - done
-            outcome.infos.append(_first(infos, steps))
-            if steps > 0:
-                kl_rate = float(outcome.infos[-1].kl_rate[-1])
-                bar.update(done + steps, kl_rate, steps / seconds)
-            if compiles:
-                # The first call of a stage compiles: its seconds say nothing of a step's.
-                outcome.compile_seconds += seconds
+            steps = run.num_steps - done
+            bar.update(run.num_steps, run.stage.name, run.kl_rate, steps / seconds)
+            if run.compile_seconds == compiled:
+                chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, CAPACITY))
             else:
-                chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, _CAPACITY))
-            done, compiles = done + steps, False
+                chunk, compiled = 1, run.compile_seconds
     except KeyboardInterrupt:
-        if outcome.run.state.particles.is_deleted():
+        if run.particles.is_deleted():
             # A second Ctrl-C, while large arrays were moved in place: asked for and given up.
             raise
-        outcome.interrupted = True
-    return outcome
+        return True
+    return False
 
 
-def _programs(sampler, like, target, sharding):
-    if like.size * like.dtype.itemsize >= _LARGE:
-        return IN_PLACE
-    if sharding is not None:
-        return OPTIMISED
-    chosen = wanted(sampler, target, like)
-    return {Effort.QUICK: QUICK, Effort.QUICK_AROUND: IN_PARTS, Effort.FULL: OPTIMISED}[chosen]
-
-
-def _on_device(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _first(infos: Info, steps: int) -> Info:
-    return jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], infos)
-
-
-def _finish(outcome, flat, sampler, target, key, seconds, num_moved, throw) -> Result:
-    run = outcome.run
-    status = Status(int(run.status))
-    if outcome.interrupted:
+def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Result:
+    status = run.status
+    if interrupted:
         status = Status.INTERRUPTED
     elif status == Status.RUNNING:
-        status = Status.CONVERGED if bool(run.settled) else Status.MAX_STEPS
+        status = Status.MAX_STEPS
     result = Result.build(
-        target=target,
-        flat=flat,
+        target=run.target,
+        flat=run.gathered(),
         status=status,
-        infos=outcome.infos,
-        sampler=sampler,
-        key=key,
-        timing=Timing(seconds, outcome.compile_seconds),
+        history=run.history,
+        settings=settings,
+        timing=Timing(seconds, run.compile_seconds),
         num_moved=num_moved,
     )
-    if throw and outcome.interrupted:
+    if throw and interrupted:
         raise SamplingInterrupted(
             f"{status.message} The particles after {result.num_steps} steps are in the .result of "
             "this exception.",

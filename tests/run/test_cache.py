@@ -6,7 +6,7 @@ import sys
 
 SCRIPT = """
 import jax, jax.numpy as jnp
-from parvi.run.compiled import keep_compiled
+from parvi.run.compile.cache import keep_compiled
 folder = keep_compiled()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((7, 7))).block_until_ready()
@@ -17,7 +17,7 @@ print(folder)
 def run(tmp_path, script=SCRIPT, **settings):
     # The suite itself keeps nothing.
     inherited = {k: v for k, v in os.environ.items() if k != "JAX_ENABLE_COMPILATION_CACHE"}
-    own = {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    own = {"XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     env = inherited | own | settings
     done = subprocess.run(
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True
@@ -55,7 +55,7 @@ sys.argv = ["parvi", "--version"]
 try:
     parvi_command.main()
 finally:
-    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
 """
     env = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     done = subprocess.run(
@@ -67,7 +67,7 @@ finally:
 
 AROUND = """
 import os, jax, jax.numpy as jnp
-from parvi.run.compiled import keep_compiled, nothing_from_disk
+from parvi.run.compile.cache import keep_compiled, nothing_from_disk
 folder = keep_compiled()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.jit(lambda x: x @ x)(jnp.ones((5, 5))).block_until_ready()

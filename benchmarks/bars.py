@@ -1,4 +1,4 @@
-"""The targets, each met or missed, from the figures that were saved; and the page of them."""
+"""The bars of speed, each met or missed, from the figures that were saved; and their page."""
 
 import pathlib
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from rich.console import Console
 
 from benchmarks import million, record
 from benchmarks.accuracy import OURS
+from benchmarks.breakdown import RECORD as BREAKDOWN
 from benchmarks.cold import arrays, constant
 from benchmarks.scaling import BATCHED
 
@@ -16,7 +17,7 @@ PAGE = pathlib.Path("docs/benchmarks.md")
 
 
 class Verdict(NamedTuple):
-    target: str
+    bar: str
     wanted: str
     measured: str
     met: bool | None
@@ -37,12 +38,12 @@ def _ratios():
         yield f"our SVGD against {peer}, n = 1000", peer, "SVGD", 1000, 15
 
 
-def _ratio(target, figures, slow, fast, count, least) -> Verdict:
+def _ratio(bar, figures, slow, fast, count, least) -> Verdict:
     wanted = f"at least {least}x"
     above, below = _per_thousand(figures, slow, count), _per_thousand(figures, fast, count)
     if above is None or below is None:
-        return Verdict(target, wanted, "not measured", None)
-    return Verdict(target, wanted, f"{above / below:.1f}x", above / below >= least)
+        return Verdict(bar, wanted, "not measured", None)
+    return Verdict(bar, wanted, f"{above / below:.1f}x", above / below >= least)
 
 
 def verdicts() -> list[Verdict]:
@@ -59,10 +60,10 @@ def verdicts() -> list[Verdict]:
     if accuracy:
         for rows, found_there in accuracy.items():
             found.append(_sooner(rows, found_there))
-    parts = record.load("parts")
-    if parts:
+    breakdown = record.load(BREAKDOWN)
+    if breakdown:
         for count in ("10000", "100000"):
-            share = parts[count]["products"] / parts[count]["fit"]
+            share = breakdown[count]["products"] / breakdown[count]["fit"]
             found.append(
                 Verdict(
                     f"fit's rate, n = {count}",
@@ -111,29 +112,29 @@ def _fastest_nuts(found, which) -> float:
 
 def _exponent(scaling, name) -> Verdict:
     rows = scaling["particles"].get(name, {})
-    target, wanted = f"exponent of the time in n, {name}", "at most 1.0"
+    bar, wanted = f"exponent of the time in n, {name}", "at most 1.0"
     if not {"1000", "1000000"} <= set(rows):
-        return Verdict(target, wanted, "not measured", None)
+        return Verdict(bar, wanted, "not measured", None)
     exponent = np.log10(rows["1000000"]["seconds"] / rows["1000"]["seconds"]) / 3
-    return Verdict(target, wanted, f"{exponent:.2f}", bool(exponent <= 1.0))
+    return Verdict(bar, wanted, f"{exponent:.2f}", bool(exponent <= 1.0))
 
 
 def _memory_exponent(scaling, name) -> Verdict:
     rows = scaling["particles"].get(name, {})
-    target, wanted = f"exponent of the peak memory in n, {name}", "at most 1.0"
+    bar, wanted = f"exponent of the peak memory in n, {name}", "at most 1.0"
     peaks = [rows.get(count, {}).get("peak") for count in ("1000", "100000", "1000000")]
     if None in peaks:
-        return Verdict(target, wanted, "not measured", None)
+        return Verdict(bar, wanted, "not measured", None)
     base, few, many = peaks
     exponent = float(np.log10((many - base) / (few - base)))
-    return Verdict(target, wanted, f"{exponent:.2f}", round(exponent, 2) <= 1.0)
+    return Verdict(bar, wanted, f"{exponent:.2f}", round(exponent, 2) <= 1.0)
 
 
 def main(console: Console) -> None:
     found = verdicts()
     for verdict in found:
         console.print(
-            f"{_word(verdict)}: {verdict.target}: {verdict.measured} (wanted: {verdict.wanted})",
+            f"{_word(verdict)}: {verdict.bar}: {verdict.measured} (wanted: {verdict.wanted})",
             highlight=False,
         )
     lines = [
@@ -143,9 +144,9 @@ def main(console: Console) -> None:
         "compilation, medians, every ratio between two times of one run. Peers: blackjax and",
         "NumPyro as their users run them, and the paper's Algorithm 1 in plain PyTorch.",
         "",
-        "| target | wanted | measured | |",
+        "| bar | wanted | measured | |",
         "|---|---|---|---|",
-        *(f"| {v.target} | {v.wanted} | {v.measured} | {_word(v)} |" for v in found),
+        *(f"| {v.bar} | {v.wanted} | {v.measured} | {_word(v)} |" for v in found),
         "",
         *_reasons(found),
     ]
@@ -156,8 +157,8 @@ def main(console: Console) -> None:
             lines += _table(scaling[what], head)
         lines += _memory_table(scaling["particles"])
         _plot(scaling)
-    parts = record.load("parts")
-    if parts:
+    breakdown = record.load(BREAKDOWN)
+    if breakdown:
         lines += [
             "## A step of Algorithm 1, milliseconds",
             "",
@@ -166,7 +167,7 @@ def main(console: Console) -> None:
             "| n | step | score | fit | rest | products | fit's rate |",
             "|---|---|---|---|---|---|---|",
         ]
-        for count, row in parts.items():
+        for count, row in breakdown.items():
             names = ("step", "score", "fit", "rest", "products")
             cells = " | ".join(f"{1e3 * row[name]:.2f}" for name in names)
             lines.append(f"| {count} | {cells} | {100 * row['products'] / row['fit']:.0f} % |")
@@ -211,26 +212,30 @@ def main(console: Console) -> None:
 
 def _reasons(found):
     """Of what was missed: where its time goes, from the figures that were measured."""
-    missed = [verdict.target for verdict in found if verdict.met is False]
-    scaling, parts = record.load("scaling"), record.load("parts")
+    missed = [verdict.bar for verdict in found if verdict.met is False]
+    scaling, breakdown = record.load("scaling"), record.load(BREAKDOWN)
     accuracy, cold = record.load("accuracy"), record.load("cold")
     lines = []
-    if scaling and parts and any("PyTorch" in target for target in missed):
-        lines.append(_why_torch(scaling, parts))
-    if scaling and parts and any("a step of" in t or "the same, fit" in t for t in missed):
-        lines.append(_why_svgd(scaling, parts))
-    if scaling and any("exponent" in target for target in missed):
+    if scaling and breakdown and any("PyTorch" in bar for bar in missed):
+        lines.append(_why_torch(scaling, breakdown))
+    if (
+        scaling
+        and breakdown
+        and any("a step of" in bar or "the same, fit" in bar for bar in missed)
+    ):
+        lines.append(_why_svgd(scaling, breakdown))
+    if scaling and any("exponent" in bar for bar in missed):
         lines.append(_why_exponent(scaling))
-    if accuracy and any("accuracy" in target for target in missed):
+    if accuracy and any("accuracy" in bar for bar in missed):
         lines.append(_why_accuracy(accuracy))
-    if cold and any("cold parvi.sample" in target for target in missed):
+    if cold and any("cold parvi.sample" in bar for bar in missed):
         cached = float(np.median([row["sample"] for row in cold["cached"]]))
         lines.append(
             "**First result.** Nearly all of it is tracing and compiling the default, with the "
             "compiler at its least effort (docs/decisions/0011); with the programs on disk it is "
             f"{cached:.2f} s."
         )
-    if any(target == f"memory of 1 000 000 particles, {_OURS}" for target in missed):
+    if f"memory of 1 000 000 particles, {_OURS}" in missed:
         lines.append(
             "**Memory of Algorithm 1.** A step has particles and scores, the velocity, the "
             "proposals and their scores, each of the particles' size; only the default does "
@@ -241,13 +246,13 @@ def _reasons(found):
     return ["## Why some are missed", "", *(part for line in lines for part in (line, ""))]
 
 
-def _why_torch(scaling, parts):
+def _why_torch(scaling, breakdown):
     each = []
     for count in ("5", "100", "2000"):
         step = _per_thousand(scaling, "PyTorch Algorithm 1", count)
-        if step is None or count not in parts:
+        if step is None or count not in breakdown:
             continue
-        row = parts[count]
+        row = breakdown[count]
         text = f"n = {count}: {step:.1f} ms a step of PyTorch over {1e3 * row['products']:.2f} ms "
         text += f"of products by XLA would be {step / (1e3 * row['products']):.0f}x"
         if "torch_products" in row:
@@ -265,8 +270,8 @@ def _why_torch(scaling, parts):
     )
 
 
-def _why_svgd(scaling, parts):
-    row = parts["1000"]
+def _why_svgd(scaling, breakdown):
+    row = breakdown["1000"]
     peer = _per_thousand(scaling, "blackjax SVGD", 1000)
     return (
         f"**A step against other SVGDs, n = 1000.** 200x below blackjax's {peer:.0f} ms is "

@@ -249,6 +249,6 @@ def _fixed(bandwidth):
     if not isinstance(bandwidth, Fixed):
         raise ValueError(
             f"{type(bandwidth).__name__} follows the particles: call kernel.adapted(particles, "
-            "None) first, or use parvi.Fixed(h)."
+            "None) first, or use parvi.kernels.Fixed(h)."
         )
     return bandwidth.square

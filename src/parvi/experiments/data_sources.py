@@ -39,7 +39,7 @@ class File(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """What the registry knows of one data set."""
+    """What is known of one data set."""
 
     name: str
     files: tuple[File, ...]

@@ -1,8 +1,9 @@
 """When a run is done."""
 
+import equinox as eqx
 import jax.numpy as jnp
 
-from parvi.interface import AbstractStoppingRule
+from parvi.interface import AbstractSampler, AbstractStoppingRule
 
 
 class KLRate(AbstractStoppingRule):
@@ -30,27 +31,28 @@ class KLRate(AbstractStoppingRule):
         bound = dim * jnp.maximum(self.share / num, resolution)
         return bound.astype(particles.dtype), jnp.zeros((), jnp.int32)
 
-    def update(self, info, memory):
+    def update(self, info, accepted, memory):
         bound, quiet = memory
-        quiet = jnp.where(info.accepted & (jnp.abs(info.kl_rate) <= bound), quiet + 1, 0)
+        quiet = jnp.where(accepted & (jnp.abs(info.kl_rate) <= bound), quiet + 1, 0)
         return quiet >= self.patience, (bound, quiet)
 
 
 class Never(AbstractStoppingRule):
-    """Runs to the last step: for samplers whose history does not say that they are done."""
+    """Runs to the last step, or until the sampler itself says that it is done."""
 
     def init(self, particles):
         return ()
 
-    def update(self, info, memory):
+    def update(self, info, accepted, memory):
         return jnp.zeros((), bool), memory
 
 
-class AtRest(AbstractStoppingRule):
-    """Done when the sampler itself says so, by ``at_rest`` in its history."""
-
-    def init(self, particles):
-        return ()
-
-    def update(self, info, memory):
-        return info.extra["at_rest"], memory
+def exactly(sampler: AbstractSampler, num_steps: int) -> AbstractSampler:
+    """The same sampler for just so many steps: its stopping rule is not asked."""
+    changed = eqx.tree_at(
+        lambda s: s.stopping_rule,
+        sampler,
+        Never(),
+        is_leaf=lambda node: isinstance(node, AbstractStoppingRule),
+    )
+    return eqx.tree_at(lambda s: s.max_steps, changed, num_steps)

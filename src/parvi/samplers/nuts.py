@@ -11,15 +11,16 @@ draws from the whole run, whenever it ends.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Cloud, Info, State
-from parvi.samplers.stopping import Never
+from parvi.cloud import Cloud, Place
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.status import Status
+from parvi.stopping import Never
 
 
 class Net(NamedTuple):
@@ -42,19 +43,21 @@ class Moments(NamedTuple):
 
 
 class NUTSMemory(NamedTuple):
-    """The chains, what the warm-up learnt, and what is known of the draws."""
+    """The transitions done, the chains, what the warm-up learnt, what is known of the draws."""
 
+    step: Int[Array, ""]
     chains: PyTree[Array]
     dual_averaging: PyTree[Array]
     mass_matrix: PyTree[Array]
-    scores: Float[Array, "n d"]
     net: Net
     moments: Moments
     divergences: Int[Array, ""]
 
 
 class NUTS(AbstractSampler):
-    """NUTS with window adaptation. A transition takes up to 2^max_doublings gradients a chain.
+    """NUTS with window adaptation, done after ``num_warmup`` + ``num_draws`` transitions.
+
+    A transition takes up to 2^max_doublings gradients a chain.
 
     The chains start at the first particles. During the warm-up the rows hold the chains' latest
     states; a run that ends within it is no sample. After it, ``history["drawn"]`` is the share of
@@ -69,7 +72,7 @@ class NUTS(AbstractSampler):
         Transitions of the warm-up. Fewer than 150 leave Stan's last window, of 50, too short to
         settle the step size.
     num_draws
-        Transitions of each chain after it. A longer run goes on, a shorter one has fewer draws.
+        Transitions of each chain after it. A run of fewer steps has fewer draws.
     num_chains
         At most as many as particles are used.
     target_acceptance
@@ -111,10 +114,10 @@ class NUTS(AbstractSampler):
         self.stopping_rule = Never()
         self.max_steps = num_warmup + num_draws
 
-    def init(self, key, particles, log_density):
-        import blackjax
+    def init(self, key, cloud):
+        from blackjax.mcmc.hmc import HMCState
 
-        num, dim = particles.shape
+        num, dim = cloud.shape
         num_chains = min(self.num_chains, num)
         num_slots = -(-num // num_chains)
         if num_slots > self.num_draws:
@@ -122,101 +125,94 @@ class NUTS(AbstractSampler):
                 f"{num_chains} chains of num_draws={self.num_draws} cannot fill {num} particles: "
                 f"raise num_draws to at least {num_slots}, or take more chains."
             )
-        cloud = Cloud.at(log_density, particles)
-        start = particles[:num_chains]
+        found = (cloud.particles, cloud.log_densities, cloud.scores)
         averaging, mass = self._adaptations()
-        zero, zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(start)
+        zero, zeros = jnp.zeros((), jnp.int32), jnp.zeros((num_chains, dim))
         memory = NUTSMemory(
-            chains=jax.vmap(lambda x: blackjax.nuts.init(x, log_density))(start),
+            step=zero,
+            chains=HMCState(*(rows[:num_chains] for rows in found)),
             # 1 is blackjax's own start; the dual averaging leaves it within a few steps.
             dual_averaging=averaging[0](1.0),
             mass_matrix=mass[0](dim),
-            scores=cloud.scores,
             net=Net(jnp.full(num_slots, -1), zero, zero),
             moments=Moments(zero, zeros, zeros),
             divergences=zero,
         )
-        memory = jax.tree_util.tree_map(lambda leaf: _carried(leaf, particles.dtype), memory)
-        return State(jnp.zeros((), jnp.int32), particles, memory)
+        return jax.tree_util.tree_map(lambda leaf: _carried(leaf, cloud.dtype), memory)
 
-    def step(self, key, state, log_density):
-        import blackjax
-
-        memory = state.memory
-        dtype = state.particles.dtype
-        warming = state.step < self.num_warmup
-        num_chains = memory.chains.position.shape[0]
-
+    def propose(self, key, cloud, memory):
+        step, dtype = memory.step, cloud.dtype
+        warming = step < self.num_warmup
         # Dual averaging explores while it learns; what it has learnt is the average.
         averaging = memory.dual_averaging
         log_step = jnp.where(warming, averaging.log_step_size, averaging.log_step_size_avg)
         step_size = jnp.exp(log_step)
-        kernel = blackjax.nuts.build_kernel()
-        # blackjax computes in JAX's default precision, which may be more than the run's.
-        working = jnp.zeros(()).dtype
-
-        def density(x):
-            return log_density(x.astype(dtype)).astype(working)
-
-        def transition(key, chain):
-            chain, mass, step = jax.tree_util.tree_map(
-                lambda leaf: leaf.astype(working),
-                (chain, memory.mass_matrix.inverse_mass_matrix, step_size),
-            )
-            return kernel(key, chain, density, step, mass, self.max_doublings)
-
-        moved, told = jax.vmap(transition)(jax.random.split(key, num_chains), memory.chains)
-        moved = jax.tree_util.tree_map(lambda leaf: leaf.astype(dtype), moved)
-        finite = jnp.isfinite(moved.logdensity) & jnp.all(
-            jnp.isfinite(moved.logdensity_grad), axis=1
-        )
-        chains = jax.tree_util.tree_map(
-            lambda new, old: jnp.where(finite.reshape(-1, *([1] * (new.ndim - 1))), new, old),
-            moved,
-            memory.chains,
-        )
+        chains, told = self._transitions(key, cloud, memory, step_size)
         acceptance = jnp.mean(jnp.nan_to_num(told.acceptance_rate)).astype(dtype)
-        averaging, mass = self._adapted(state.step, chains.position, acceptance, memory)
-        net, slot = _placed(memory.net, self.num_draws, state.step, warming)
-        moments = _counted(memory.moments, chains.position)
+        averaging, mass = self._adapted(step, chains.position, acceptance, memory)
+        net, slot = _placed(memory.net, self.num_draws, step, warming)
+        counted = _counted(memory.moments, chains.position)
         divergences = memory.divergences + jnp.sum(told.is_divergent)
+        # Nothing is counted in the warm-up.
+        moments, divergences = _chosen(
+            warming, (memory.moments, memory.divergences), (counted, divergences)
+        )
+        new = NUTSMemory(step + 1, chains, averaging, mass, net, moments, divergences)
+        new = jax.tree_util.tree_map(lambda n, old: n.astype(old.dtype), new, memory)
 
         # Slot k of chain c is row k * num_chains + c; rows beyond the last are dropped.
+        num_chains = len(chains.position)
         rows = slot * num_chains + jnp.arange(num_chains)
-        particles = state.particles.at[rows].set(chains.position, mode="drop")
-        scores = memory.scores.at[rows].set(chains.logdensity_grad, mode="drop")
-
-        def after(new, old):
-            """Nothing is counted in the warm-up."""
-            return jax.tree_util.tree_map(lambda n, o: jnp.where(warming, o, n), new, old)
-
-        moments = after(moments, memory.moments)
-        new = NUTSMemory(
-            chains,
-            averaging,
-            mass,
-            scores,
-            net,
-            moments,
-            after(divergences, memory.divergences),
+        found = (chains.position, chains.logdensity_grad, chains.logdensity)
+        filled = (
+            old.at[rows].set(n, mode="drop") for old, n in zip(cloud.place, found, strict=True)
         )
-        new = jax.tree_util.tree_map(lambda n, old: n.astype(old.dtype), new, memory)
-        values = jnp.zeros(len(particles), dtype)
-        info = Info(
-            status=jnp.asarray(Status.RUNNING, jnp.int32),
-            kl_rate=jnp.full((), jnp.nan, dtype),
-            stein_ratio=Cloud(particles, scores, values, log_density).stein_ratio(),
-            step_size=step_size.astype(dtype),
-            accepted=jnp.any(chains.position != memory.chains.position),
+        after = Cloud(*Place(*filled), cloud.log_density)
+        done = new.step >= self.num_warmup + self.num_draws
+        info = Info.of(
+            after,
+            step_size,
+            status=jnp.where(done, Status.CONVERGED, Status.RUNNING),
+            gradients=jnp.sum(told.num_integration_steps),
             extra={
                 "acceptance": acceptance,
-                "num_gradients": jnp.sum(told.num_integration_steps).astype(jnp.int32),
                 "divergences": new.divergences,
                 "r_hat": _r_hat(new.moments),
                 "drawn": jnp.mean(new.net.held >= 0, dtype=dtype),
             },
         )
-        return State(state.step + 1, particles, new), info
+        return after, (new, info)
+
+    def conclude(self, cloud, pending, arrived):
+        memory, info = pending
+        return True, memory, info
+
+    def _transitions(self, key, cloud: Cloud, memory: NUTSMemory, step_size):
+        """One transition of every chain, which stays where the new point is not finite."""
+        import blackjax
+
+        kernel = blackjax.nuts.build_kernel()
+        # blackjax computes in JAX's default precision, which may be more than the run's.
+        working = jnp.zeros(()).dtype
+
+        def cast(tree, dtype):
+            return jax.tree_util.tree_map(lambda leaf: leaf.astype(dtype), tree)
+
+        def density(x):
+            return cloud.log_density(x.astype(cloud.dtype)).astype(working)
+
+        start, mass, step = cast(
+            (memory.chains, memory.mass_matrix.inverse_mass_matrix, step_size), working
+        )
+
+        def transition(key, chain):
+            return kernel(key, chain, density, step, mass, self.max_doublings)
+
+        moved, told = jax.vmap(transition)(jax.random.split(key, len(start.position)), start)
+        moved = cast(moved, cloud.dtype)
+        finite = jnp.isfinite(moved.logdensity)
+        finite &= jnp.all(jnp.isfinite(moved.logdensity_grad), axis=1)
+        return _chosen(finite, moved, memory.chains), told
 
     def _adaptations(self):
         from blackjax.adaptation.mass_matrix import mass_matrix_adaptation
@@ -233,20 +229,14 @@ class NUTS(AbstractSampler):
         slow, ends = schedule[jnp.minimum(step, self.num_warmup - 1)].astype(bool)
         warming = step < self.num_warmup
 
-        def choose(condition, new, old):
-            return jax.tree_util.tree_map(lambda n, o: jnp.where(condition, n, o), new, old)
-
         learnt = averaging[1](memory.dual_averaging, acceptance)
         gathered = memory.mass_matrix
         for position in positions:
             gathered = mass[1](gathered, position)
-        gathered = choose(slow, gathered, memory.mass_matrix)
+        gathered = _chosen(slow, gathered, memory.mass_matrix)
         ended = (averaging[0](averaging[2](learnt)), mass[2](gathered))
-        return choose(
-            warming,
-            choose(ends, ended, (learnt, gathered)),
-            (memory.dual_averaging, memory.mass_matrix),
-        )
+        learnt = _chosen(ends, ended, (learnt, gathered))
+        return _chosen(warming, learnt, (memory.dual_averaging, memory.mass_matrix))
 
 
 def nuts(
@@ -273,6 +263,16 @@ def _carried(leaf, dtype) -> Array:
     """As an array of the run's own dtype, or int32: the carry may not change its types."""
     leaf = jnp.asarray(leaf)
     return leaf.astype(dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
+
+
+def _chosen(condition: Bool[Array, "..."], new: PyTree[Array], old: PyTree[Array]) -> Any:
+    """The new leaves where the condition holds, for all or for each row, and the old elsewhere."""
+
+    def choose(n, o):
+        axes = (1,) * (jnp.ndim(n) - condition.ndim)
+        return jnp.where(condition.reshape(condition.shape + axes), n, o)
+
+    return jax.tree_util.tree_map(choose, new, old)
 
 
 def _placed(net: Net, num_draws: int, step, warming) -> tuple[Net, Int[Array, ""]]:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
-from parvi.interface import Cloud, Fit, kl_rate
+from parvi.cloud import AbstractCloud
+from parvi.interface import Fit
 
 
 class Proposal(NamedTuple):
@@ -34,18 +35,23 @@ class Verdict(NamedTuple):
 class AbstractStepper(eqx.Module):
     """Turns a fitted velocity into a displacement."""
 
+    @property
+    def asks_means_only(self) -> bool:
+        """Whether of scores it asks ``cloud.mean`` only, so that they need not be kept."""
+        return False
+
     @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
         """What is remembered from one step to the next."""
 
     @abc.abstractmethod
     def propose(
-        self, step: Int[Array, ""], cloud: Cloud, fit: Fit, memory: PyTree[Array]
+        self, step: Int[Array, ""], cloud: AbstractCloud, fit: Fit, memory: PyTree[Array]
     ) -> tuple[Proposal, Any]:
         """A displacement for this step."""
 
     def judge(
-        self, before: Cloud, after: Cloud, fit: Fit, memory: PyTree[Array]
+        self, before: AbstractCloud, after: AbstractCloud, fit: Fit, memory: PyTree[Array]
     ) -> tuple[Verdict, Any]:
         """Whether the move is kept; only finite ones unless overridden."""
         return Verdict(after.finite, ~after.finite), memory
@@ -150,7 +156,8 @@ class TrustRegion(AbstractStepper):
     """Any stepper, its displacement shortened to a radius in units of the particles' spread.
 
     The length of a displacement is the largest, over the coordinates, of its root mean square
-    over the particles, in standard deviations of that coordinate. All particles are shortened by
+    over the particles, in standard deviations of that coordinate or, for a velocity that was
+    fitted in a frame, in the coordinates of that frame. All particles are shortened by
     one factor, so that an affine move stays affine.
 
     Parameters
@@ -170,6 +177,10 @@ class TrustRegion(AbstractStepper):
     radius: float = 1.0
     grow: float = 1.0
 
+    @property
+    def asks_means_only(self):
+        return self.stepper.asks_means_only
+
     def init(self, particles):
         radius = jnp.asarray(self.radius, particles.dtype)
         return self.stepper.init(particles), radius, jnp.zeros((), bool)
@@ -177,10 +188,7 @@ class TrustRegion(AbstractStepper):
     def propose(self, step, cloud, fit, memory):
         inner, radius, _ = memory
         proposal, inner = self.stepper.propose(step, cloud, fit, inner)
-        spread = jnp.std(cloud.particles, axis=0)
-        root_mean_square = jnp.sqrt(jnp.mean(proposal.displacement**2, axis=0))
-        # Particles that coincide have no spread to measure by: they move freely.
-        length = jnp.max(jnp.where(spread > 0, root_mean_square / spread, 0.0))
+        length = fit.velocity.length(cloud, proposal.displacement)
         factor = jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))
         shortened = Proposal(factor * proposal.displacement, factor * proposal.step_size)
         return shortened, (inner, radius, factor < 1)
@@ -218,6 +226,10 @@ class LineSearch(AbstractStepper):
     shrink: float = 0.5
     slack: float = 0.5
 
+    @property
+    def asks_means_only(self):
+        return True
+
     def init(self, particles):
         return jnp.asarray(self.step_size, particles.dtype)
 
@@ -225,12 +237,13 @@ class LineSearch(AbstractStepper):
         return _along(fit, memory), memory
 
     def judge(self, before, after, fit, memory):
-        divergences = fit.velocity.divergences(after)
-        rate = kl_rate(fit.velocity.on(after), divergences, after.scores)
-        accepted = after.finite & (rate <= self.slack * jnp.abs(fit.kl_rate))
+        rate = fit.velocity.kl_rate(after)
+        # Scores that are not held are NaN, and so is the rate, where the density is not finite.
+        finite = jnp.isfinite(rate) & (after.finite if after.is_held else True)
         # A rate at the level of rounding says nothing: at rest every finite move is kept.
-        resolution = 8 * jnp.finfo(memory.dtype).eps * before.particles.shape[1]
-        accepted = accepted | (after.finite & (jnp.abs(fit.kl_rate) <= resolution))
+        resolution = 8 * jnp.finfo(memory.dtype).eps * before.shape[1]
+        known = jnp.abs(fit.kl_rate) > resolution
+        accepted = finite & ((rate <= self.slack * jnp.abs(fit.kl_rate)) | ~known)
         longer = jnp.minimum(memory * self.grow, self.max_step)
         step_size = jnp.where(accepted, longer, memory * self.shrink)
         return Verdict(accepted, step_size < self.min_step), step_size

@@ -1,0 +1,307 @@
+"""Clouds: what was found at the particles, asked in blocks so that any number of them will do."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree
+
+from parvi.evaluation import even_blocks, values_and_scores
+
+LogDensity = Callable[[Float[Array, " d"]], Float[Array, ""]]
+
+# Particles whose features, scores and the like are there at once.
+BLOCK = 8192
+
+
+class AbstractCloud(eqx.Module):
+    """All that a field or a sampler may know: particles, scores, and the log density itself.
+
+    What is asked as ``mean`` or ``values`` is computed in blocks: nothing larger than the particles
+    is made, however many they are.
+    """
+
+    particles: eqx.AbstractVar[Float[Array, "n d"]]
+    scores: eqx.AbstractVar[Float[Array, "n d"]]
+    log_densities: eqx.AbstractVar[Float[Array, " n"]]
+    log_density: eqx.AbstractVar[LogDensity]
+
+    @property
+    @abc.abstractmethod
+    def is_held(self) -> bool:
+        """Whether scores and log densities are there, or are found anew whenever they are asked."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """n, d."""
+
+    @property
+    @abc.abstractmethod
+    def dtype(self) -> Any:
+        """Of all arrays."""
+
+    @abc.abstractmethod
+    def mean(
+        self, function: Callable[["AbstractCloud", Float[Array, " m"]], PyTree[Array]]
+    ) -> PyTree[Array]:
+        """The sum over blocks of ``function(block, weights)``, all weights 1 / n.
+
+        A weighted sum over the particles of a block, ``weights @ values``, becomes the mean over
+        all. The particles of a block without a finite log density have scores that are NaN.
+        """
+
+    @abc.abstractmethod
+    def values(
+        self, function: Callable[["AbstractCloud"], Float[Array, "m d"]]
+    ) -> Float[Array, "n d"]:
+        """A function of each particle, block by block; it may not ask for scores."""
+
+    @abc.abstractmethod
+    def some(self, num: int | None = None) -> "AbstractCloud":
+        """So many of the particles (None: a block), evenly over all, with their scores."""
+
+    @property
+    def finite(self) -> Bool[Array, ""]:
+        """Whether every log density and every score is finite."""
+
+        def not_finite(block, weights):
+            sound = jnp.isfinite(block.log_densities) & jnp.all(jnp.isfinite(block.scores), axis=1)
+            return weights @ (~sound).astype(weights.dtype)
+
+        return self.mean(not_finite) == 0
+
+    def mean_hessian_product(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
+        """E[grad^2 log p] v over the particles: one forward-over-reverse pass, O(n d) memory."""
+
+        def product(x):
+            return jax.jvp(jax.grad(self.log_density), (x,), (vector,))[1]
+
+        return jnp.mean(jax.vmap(product)(self.particles), axis=0)
+
+    def stein_ratio(self) -> Float[Array, ""]:
+        """-E[(x - mean) . score] / d, which is 1 at the target and falls with a collapse.
+
+        NaN where the scores are not held: it is not worth a gradient of every particle.
+        """
+        if not self.is_held:
+            return jnp.full((), jnp.nan, self.dtype)
+        centred = self.particles - jnp.mean(self.particles, axis=0)
+        return -jnp.mean(jnp.sum(centred * self.scores, axis=1)) / self.shape[1]
+
+
+class Place(NamedTuple):
+    """The arrays of a cloud: what the loop carries. Without scores where they are not held."""
+
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"] | None
+    log_densities: Float[Array, " n"] | None
+
+
+class Cloud(AbstractCloud):
+    """What was found at the particles: the state that every sampler shares.
+
+    Of very many particles the scores need not be held (``Cloud.unread``): they are then found
+    block by block whenever a mean is asked for.
+    """
+
+    particles: Float[Array, "n d"]
+    scores: Any
+    log_densities: Any
+    log_density: LogDensity
+
+    @classmethod
+    def at(cls, log_density: LogDensity, particles: Float[Array, "n d"]) -> "Cloud":
+        """Evaluate log density and score at every particle, once."""
+        values, scores = values_and_scores(log_density, particles)
+        return cls(particles, scores, values, log_density)
+
+    @classmethod
+    def of(cls, place: Place, log_density: LogDensity) -> "Cloud":
+        """The cloud with these arrays."""
+        return cls(place.particles, place.scores, place.log_densities, log_density)
+
+    @classmethod
+    def unread(cls, log_density: LogDensity, particles: Float[Array, "n d"]) -> "Cloud":
+        """A cloud whose scores are not held."""
+        return cls(particles, None, None, log_density)
+
+    @property
+    def place(self) -> Place:
+        """The arrays alone."""
+        return Place(self.particles, self.scores, self.log_densities)
+
+    @property
+    def is_held(self):
+        return self.scores is not None
+
+    @property
+    def shape(self):
+        return self.particles.shape
+
+    @property
+    def dtype(self):
+        return self.particles.dtype
+
+    def _block(self, place: Place) -> "Cloud":
+        """A block with its scores, NaN where the log density is not finite."""
+        if place.scores is not None:
+            return Cloud.of(place, self.log_density)
+        block = Cloud.at(self.log_density, place.particles)
+        scores = jnp.where(jnp.isfinite(block.log_densities)[:, None], block.scores, jnp.nan)
+        return Cloud(block.particles, scores, block.log_densities, self.log_density)
+
+    def mean(self, function):
+        num, _ = self.shape
+        count = even_blocks(num, BLOCK, within=8)
+        if count == 1:
+            return function(self._block(self.place), jnp.full(num, 1 / num, self.dtype))
+        blocks = _Blocks(num, count)
+
+        def one(i):
+            place = jax.tree_util.tree_map(lambda leaf: blocks.take(leaf, i), self.place)
+            return function(self._block(place), blocks.weights(i, self.dtype))
+
+        shapes = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))
+        zeros = jax.tree_util.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+        def body(i, total):
+            return jax.tree_util.tree_map(jnp.add, total, one(i))
+
+        return jax.lax.fori_loop(0, count, body, zeros)
+
+    def values(self, function):
+        num, dim = self.shape
+        count = even_blocks(num, BLOCK, within=8)
+        if count == 1:
+            return function(self)
+        blocks = _Blocks(num, count)
+
+        def body(i, found):
+            block = Cloud.unread(self.log_density, blocks.take(self.particles, i))
+            return blocks.put(found, function(block), i)
+
+        return jax.lax.fori_loop(0, count, body, jnp.zeros((num, dim), self.dtype))
+
+    def some(self, num=None):
+        total = self.shape[0]
+        few = min(total, BLOCK if num is None else num)
+        if few == total:
+            return self._block(self.place)
+        rows = np.arange(few) * total // few
+        place = jax.tree_util.tree_map(lambda leaf: leaf[rows], self.place)
+        return self._block(place)
+
+
+class _Blocks(NamedTuple):
+    """n rows in ``parts`` blocks of one size; where n is odd, the last one begins early.
+
+    With an even division block i has every ``parts``-th row, so that each device of a mesh has its
+    part of every block.
+    """
+
+    num: int
+    parts: int
+
+    @property
+    def size(self) -> int:
+        return -(-self.num // self.parts)
+
+    @property
+    def even(self) -> bool:
+        return self.size * self.parts == self.num
+
+    def _first(self, i):
+        return jnp.minimum(i * self.size, self.num - self.size)
+
+    def take(self, rows, i):
+        if self.even:
+            shaped = rows.reshape(self.size, self.parts, *rows.shape[1:])
+            return jax.lax.dynamic_index_in_dim(shaped, i, 1, keepdims=False)
+        return jax.lax.dynamic_slice_in_dim(rows, self._first(i), self.size)
+
+    def weights(self, i, dtype):
+        """1 / n for each row, 0 for those that an earlier block has counted."""
+        if self.even:
+            return jnp.full(self.size, 1 / self.num, dtype)
+        new = self._first(i) + jnp.arange(self.size) >= i * self.size
+        return new.astype(dtype) / self.num
+
+    def put(self, rows, block, i):
+        if self.even:
+            shaped = rows.reshape(self.size, self.parts, *rows.shape[1:])
+            shaped = jax.lax.dynamic_update_index_in_dim(shaped, block, i, 1)
+            return shaped.reshape(rows.shape)
+        # Rows that two blocks share are computed twice, from the same old rows: the same values.
+        return jax.lax.dynamic_update_slice_in_dim(rows, block, self._first(i), 0)
+
+
+class AbstractLens(eqx.Module):
+    """Shows a cloud otherwise: in other coordinates, or with other scores."""
+
+    @abc.abstractmethod
+    def particles(self, particles: Float[Array, "m d"]) -> Float[Array, "m d"]:
+        """How the particles look through it."""
+
+    @abc.abstractmethod
+    def scores(
+        self, particles: Float[Array, "m d"], scores: Float[Array, "m d"]
+    ) -> Float[Array, "m d"]:
+        """How the scores look through it; ``particles`` as they are without it."""
+
+    @abc.abstractmethod
+    def log_density(self, log_density: LogDensity) -> LogDensity:
+        """The log density of what is seen."""
+
+
+class View(AbstractCloud):
+    """A cloud seen through a lens, block by block."""
+
+    cloud: AbstractCloud
+    lens: AbstractLens
+
+    def __init__(self, cloud: AbstractCloud, lens: AbstractLens):
+        self.cloud = cloud
+        self.lens = lens
+
+    # Equinox lets properties stand for what is abstract; the type checker takes it for a field.
+    @property  # type: ignore[misc]
+    def log_density(self):  # type: ignore[override]
+        return self.lens.log_density(self.cloud.log_density)
+
+    @property  # type: ignore[misc]
+    def particles(self):  # type: ignore[override]
+        return self.lens.particles(self.cloud.particles)
+
+    @property  # type: ignore[misc]
+    def scores(self):  # type: ignore[override]
+        return self.lens.scores(self.cloud.particles, self.cloud.scores)
+
+    @property  # type: ignore[misc]
+    def log_densities(self):  # type: ignore[override]
+        return self.cloud.log_densities
+
+    @property
+    def is_held(self):
+        return self.cloud.is_held
+
+    @property
+    def shape(self):
+        return self.cloud.shape
+
+    @property
+    def dtype(self):
+        return self.cloud.dtype
+
+    def mean(self, function):
+        return self.cloud.mean(lambda block, weights: function(View(block, self.lens), weights))
+
+    def values(self, function):
+        return self.cloud.values(lambda block: function(View(block, self.lens)))
+
+    def some(self, num=None):
+        return View(self.cloud.some(num), self.lens)

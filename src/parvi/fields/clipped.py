@@ -1,0 +1,101 @@
+"""Fields that see clipped scores.
+
+Scores are clipped at a multiple of their median norm: a few particles where the density is wild do
+not rule the fit, and where all are far away all are clipped alike.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from parvi.cloud import AbstractLens, View
+from parvi.interface import AbstractField, AbstractVelocity
+
+# From the widest range of float32 to a hundred thousandth.
+_HALVINGS = 24
+
+
+class Clip(AbstractLens):
+    """Shows scores no longer than this."""
+
+    limit: Float[Array, ""]
+
+    def particles(self, particles):
+        return particles
+
+    def scores(self, particles, scores):
+        lengths = norms(scores)[:, None]
+        return scores * jnp.minimum(1.0, self.limit / jnp.where(lengths > 0, lengths, 1.0))
+
+    def log_density(self, log_density):
+        return log_density
+
+
+class ClippedVelocity(AbstractVelocity):
+    """A velocity that was fitted to clipped scores; its KL rate is judged by scores so clipped."""
+
+    clip: Clip
+    inner: AbstractVelocity
+
+    def __call__(self, x):
+        return self.inner(x)
+
+    def on(self, cloud):
+        return self.inner.on(View(cloud, self.clip))
+
+    def divergences(self, cloud):
+        return self.inner.divergences(cloud)
+
+    def kl_rate(self, cloud):
+        return self.inner.kl_rate(View(cloud, self.clip))
+
+    def precondition(self, vector):
+        return self.inner.precondition(vector)
+
+
+class Clipped(AbstractField):
+    """Any field, fitted to scores that are clipped.
+
+    Parameters
+    ----------
+    field
+        Inside ``Whitened`` or ``Standardised``: there a score's norm is about sqrt(d) at rest.
+    factor
+        Of the median norm, or of sqrt(d) where that is larger.
+    """
+
+    field: AbstractField
+    factor: float = 5.0
+
+    @property
+    def asks_means_only(self):
+        return self.field.asks_means_only
+
+    def init(self, key, particles):
+        return self.field.init(key, particles)
+
+    def fit(self, key, cloud, memory):
+        typical = median(norms(cloud.some().scores))
+        clip = Clip(self.factor * jnp.maximum(typical, cloud.shape[1] ** 0.5))
+        fit, memory = self.field.fit(key, View(cloud, clip), memory)
+        return fit._replace(velocity=ClippedVelocity(clip, fit.velocity)), memory
+
+
+def median(positive: Float[Array, " n"]) -> Float[Array, ""]:
+    """By halving on a log scale: a sort would gather what lies on several devices."""
+    logs = jnp.log(jnp.maximum(positive, jnp.finfo(positive.dtype).tiny))
+
+    def halve(_, bounds):
+        middle = (bounds[0] + bounds[1]) / 2
+        above = 2 * jnp.sum(logs <= middle) >= len(logs)
+        return jnp.where(above, bounds[0], middle), jnp.where(above, middle, bounds[1])
+
+    _, median = jax.lax.fori_loop(0, _HALVINGS, halve, (jnp.min(logs), jnp.max(logs)))
+    return jnp.exp(median)
+
+
+def norms(scores: Float[Array, "n d"]) -> Float[Array, " n"]:
+    """Of every row, also where the squares would overflow."""
+    largest = jnp.max(jnp.abs(scores), axis=1)
+    scaled = scores / jnp.where(largest > 0, largest, 1.0)[:, None]
+    return largest * jnp.linalg.norm(scaled, axis=1)

@@ -1,0 +1,1 @@
+"""What is compiled, how hard the compiler tries, and what is kept."""

@@ -1,0 +1,244 @@
+"""The compiled loop: one program per chunk of steps, no Python inside.
+
+Each step's keys are ``fold_in(key, step)`` and the end of a chunk is data, not shape: however a run
+is cut into chunks, it is one program and gives the same bits.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from parvi.cloud import Cloud, Place
+from parvi.counting import numbers
+from parvi.evaluation import QUICK, evaluate, quickly
+from parvi.interface import AbstractSampler, Info
+from parvi.run.compile.policy import CAREFUL, Cost, Plan, planned
+from parvi.run.sharding import constrained
+from parvi.run.step import Stepped, concluded, step
+from parvi.status import Status
+from parvi.targets.precision import cleared_with_traces
+from parvi.targets.target import AbstractTarget
+
+# Steps of one compiled call at the most.
+CAPACITY = 128
+# Stages whose programs are kept.
+_KEPT = 64
+
+
+class Carry(NamedTuple):
+    """What goes round in the loop, and what a checkpoint has to hold."""
+
+    step: Int[Array, ""]
+    place: Place
+    memory: PyTree[Array]
+    rule: PyTree[Array]
+    status: Int[Array, ""]
+    bound: Float[Array, ""]
+
+
+class Record(NamedTuple):
+    """What is known of a step, and whether it moved any particle."""
+
+    info: Info
+    accepted: Bool[Array, ""]
+
+
+class Context(NamedTuple):
+    """All that does not change while a stage lasts."""
+
+    key: Key[Array, ""]
+    sampler: AbstractSampler
+    target: AbstractTarget
+    sharding: NamedSharding | None
+
+
+def begin(context: Context, number: Int[Array, ""], place: Place, first: Int[Array, ""]) -> Carry:
+    """The carry before the first step of stage ``number``, which is step ``first`` of the run."""
+    key, sampler, target, sharding = context
+    # Steps are folded in by their number: what is before the first one takes the last.
+    key_init, key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))
+    cloud = Cloud.of(place, target.at(key_target))
+    memory = sampler.init(jax.random.fold_in(key_init, number), cloud)
+    particles = place.particles
+    largest = jnp.maximum(jnp.max(jnp.abs(particles)), 1.0)
+    return Carry(
+        first,
+        place,
+        constrained(memory, len(particles), sharding),
+        sampler.stopping_rule.init(particles),
+        jnp.asarray(Status.RUNNING, jnp.int32),
+        largest / jnp.finfo(particles.dtype).eps,
+    )
+
+
+def _cloud_and_key(context: Context, carry: Carry) -> tuple[Cloud, Key[Array, ""]]:
+    keys = jax.random.split(jax.random.fold_in(context.key, carry.step))
+    return Cloud.of(carry.place, context.target.at(keys[1])), keys[0]
+
+
+def one_step(context: Context, carry: Carry) -> tuple[Carry, Record]:
+    """One step of a stage, not compiled."""
+    cloud, key = _cloud_and_key(context, carry)
+    return _judged(context, carry, step(key, cloud, carry.memory, context.sampler))
+
+
+def _judged(context: Context, carry: Carry, stepped: Stepped) -> tuple[Carry, Record]:
+    """The new carry, and whether the stage is over."""
+    particles, info = stepped.cloud.particles, stepped.info
+    # In this form nothing of the particles' size is made.
+    within = jnp.maximum(jnp.max(particles), -jnp.min(particles)) <= carry.bound
+    settled, rule = context.sampler.stopping_rule.update(info, stepped.moved, carry.rule)
+    status = jnp.select(
+        [info.status != Status.RUNNING, ~within, settled],
+        [info.status, Status.DIVERGED, Status.CONVERGED],
+        Status.RUNNING,
+    )
+    place, memory = constrained(
+        (stepped.cloud.place, stepped.memory), len(particles), context.sharding
+    )
+    new = Carry(carry.step + 1, place, memory, rule, status.astype(jnp.int32), carry.bound)
+    return new, Record(info, stepped.moved)
+
+
+class Programs:
+    """The compiled functions of a stage, each made when it is first needed."""
+
+    def __init__(self, traced: ClosedJaxpr, structure: Any, plan: Plan):
+        # What the counted numbers of a step suggest.
+        self.plan = plan
+        loop = functools.partial(_loop, traced, structure)
+        self.careful = jax.jit(loop)
+        self.in_place = jax.jit(loop, donate_argnums=0)
+        self.quick = jax.jit(loop, compiler_options=QUICK)
+
+
+def _loop(traced, structure, carry, rest, until):
+    """Steps until number ``until`` or the stage's end; at most ``CAPACITY`` of them.
+
+    Returns the new carry and ``CAPACITY`` records, the first of which are filled.
+    """
+    treedef = jax.tree_util.tree_structure(carry)
+
+    def one(leaves):
+        found = jaxpr_as_fun(traced)(*leaves, *jax.tree_util.tree_leaves(rest))
+        return jax.tree_util.tree_unflatten(structure, found)
+
+    shapes = jax.eval_shape(one, jax.tree_util.tree_leaves(carry))[1]
+    records = jax.tree_util.tree_map(lambda s: jnp.zeros((CAPACITY, *s.shape), s.dtype), shapes)
+
+    def proceed(state):
+        carry, _, done = state
+        carry = jax.tree_util.tree_unflatten(treedef, carry)
+        return (carry.status == Status.RUNNING) & (carry.step < until) & (done < CAPACITY)
+
+    def body(state):
+        carry, records, done = state
+        new, record = one(carry)
+        records = jax.tree_util.tree_map(lambda all_, a: all_.at[done].set(a), records, record)
+        return jax.tree_util.tree_leaves(new), records, done + 1
+
+    start = (jax.tree_util.tree_leaves(carry), records, jnp.zeros((), jnp.int32))
+    carry, records, _ = jax.lax.while_loop(proceed, body, start)
+    return jax.tree_util.tree_unflatten(treedef, carry), records
+
+
+class _Static(NamedTuple):
+    """What of a context is no array: part of the program."""
+
+    leaves: tuple
+    structure: Any
+
+
+def _split(context: Context) -> tuple[_Static, list]:
+    arrays, static = eqx.partition(context, eqx.is_array)
+    leaves, structure = jax.tree_util.tree_flatten(static, is_leaf=lambda leaf: leaf is None)
+    return _Static(tuple(leaves), structure), arrays
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _traceable(static, carry, arrays):
+    context = eqx.combine(arrays, jax.tree_util.tree_unflatten(static.structure, static.leaves))
+    return one_step(context, carry)
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _programs(traced: ClosedJaxpr, structure: Any, is_fixed: bool, sharded: bool) -> Programs:
+    own = numbers(traced.jaxpr, without="asked_density")
+    cost = Cost(own, numbers(traced.jaxpr) - own if own < np.inf else np.inf)
+    return Programs(traced, structure, CAREFUL if sharded else planned(cost, is_fixed))
+
+
+cleared_with_traces(_programs.cache_clear)
+
+
+class Stepper:
+    """The programs of a stage, with what they are called with."""
+
+    def __init__(self, context: Context, carry: Carry, plan: Plan | None = None):
+        self.context = context
+        static, self._arrays = _split(context)
+        # By way of jit, which remembers: a second run traces nothing.
+        traced = _traceable.trace(static, carry, self._arrays)
+        structure = jax.tree_util.tree_structure(traced.out_info)
+        sharded = context.sharding is not None
+        self.programs = _programs(traced.jaxpr, structure, context.target.is_fixed, sharded)
+        self.plan = self.programs.plan if plan is None else plan
+
+    def advance(self, carry: Carry, until: int, first: int, in_place: bool) -> tuple[Carry, Record]:
+        """Steps of a stage that began with step ``first``, in the program that is their turn."""
+        plan = self.plan
+        goal, number = np.int32(until), int(carry.step)
+        if number < first + plan.quick_steps:
+            goal = np.int32(min(until, first + plan.quick_steps))
+            if plan.apart:
+                return self._apart(carry, goal)
+            return self.programs.quick(carry, self._arrays, goal)
+        program = self.programs.in_place if in_place else self.programs.careful
+        return program(carry, self._arrays, goal)
+
+    def lowered(self, carry: Carry) -> Any:
+        """The carefully compiled program before it is compiled, for a look at it."""
+        return self.programs.careful.lower(carry, self._arrays, np.int32(0))
+
+    def _apart(self, carry: Carry, until) -> tuple[Carry, Record]:
+        """A step is three programs, of which only the log density is compiled with care.
+
+        To call them one by one costs a millisecond or two, of a step that takes fifty and more.
+        """
+        log_density = self.context.target.full()
+        records: list[Record] = []
+        while (
+            int(carry.status) == Status.RUNNING and carry.step < until and len(records) < CAPACITY
+        ):
+            points, pending = _propose(self.context, carry)
+            evaluated = not isinstance(points, Cloud)
+            if evaluated:
+                values, scores = evaluate(log_density, points)
+                points = Cloud(points, scores, values, log_density)
+            carry, record = _conclude(self.context, carry, pending, points, evaluated)
+            records.append(record)
+        return carry, jax.tree_util.tree_map(lambda *column: np.stack(column), *records)
+
+
+@quickly
+def _propose(context, carry):
+    cloud, key = _cloud_and_key(context, carry)
+    return context.sampler.propose(key, cloud, carry.memory)
+
+
+@quickly
+def _conclude(context, carry, pending, there, evaluated):
+    cloud, _ = _cloud_and_key(context, carry)
+    stepped = concluded(cloud, pending, there, context.sampler, evaluated)
+    return _judged(context, carry, stepped)
+
+
+quick_begin = quickly(begin)
+careful_begin = eqx.filter_jit(begin)

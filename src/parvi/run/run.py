@@ -1,0 +1,269 @@
+"""``Run``: a run that one can hold, advance and look at.
+
+``sample``, the experiments and the benchmarks are its callers: there is no other loop.
+"""
+
+import time
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float, Key, PyTree
+
+from parvi.cloud import Cloud, Place
+from parvi.evaluation import evaluate, quickly
+from parvi.interface import AbstractSampler
+from parvi.run.compile.policy import Plan
+from parvi.run.compile.programs import (
+    Context,
+    Record,
+    Stepper,
+    careful_begin,
+    quick_begin,
+)
+from parvi.run.initial import as_key, as_target
+from parvi.run.sharding import gathered, replicate, spread, spread_target
+from parvi.samplers.sequence import Sequence, Stage, as_sequence
+from parvi.status import Status
+from parvi.targets.target import AbstractTarget
+
+# Particles of so many bytes (32 MB) are moved in place, and their scores are not held where the
+# sampler does not need them.
+_LARGE = 1 << 25
+
+
+class Run:
+    """A target, a sampler, a key, and how far the particles have come.
+
+    Attributes
+    ----------
+    target, sampler, key
+        What it was begun with; the sampler as a ``Sequence``.
+    stage
+        The stage that moves the particles now.
+    carry
+        What goes round in the loop; a checkpoint has to hold it, and ``history``.
+    status
+        ``RUNNING`` until the last stage is done or one has failed.
+    history
+        A record of every step, in blocks, with the name of its stage.
+    compile_seconds
+        Seconds of calls that compiled.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, numpy as np, parvi
+    >>> from parvi.run.run import Run
+    >>> start = np.random.default_rng(0).normal(size=(64, 2))
+    >>> run = Run.begin(lambda x: -0.5 * jnp.sum((x - 3) ** 2), start, parvi.svgd(), key=0)
+    >>> run.advance(10)
+    >>> run.num_steps, run.stage.name
+    (10, 'flow')
+    """
+
+    def __init__(
+        self,
+        target: AbstractTarget,
+        sampler: AbstractSampler | Sequence,
+        key: Key[Array, ""],
+        place: Place,
+        sharding: NamedSharding | None = None,
+        plan: Plan | None = None,
+    ):
+        self.sampler = as_sequence(sampler)
+        # How far a plain sampler goes is its caller's business.
+        self._is_staged = isinstance(sampler, Sequence)
+        self._sharding = sharding
+        self._plan = plan
+        # Once: data in NumPy's arrays would be copied at every call.
+        if sharding is None:
+            self.target, self.key = jax.tree_util.tree_map(_on_device, (target, key))
+        else:
+            self.target = spread_target(target, sharding.mesh)
+            self.key = replicate(key, sharding.mesh)
+        self.carry: Any = None
+        self.history: list[tuple[str, Record]] = []
+        self.status = Status.RUNNING
+        self.compile_seconds = 0.0
+        self._number = self._first = -1
+        self._stepper: Any = None
+        self._compiles = True
+        self._done: tuple[str, ...] = ()
+        self._kept: dict[str, Place] = {}
+        num, dim = place.particles.shape
+        self._is_large = num * dim * place.particles.dtype.itemsize >= _LARGE
+        self._enter(place, 0)
+
+    @classmethod
+    def begin(
+        cls,
+        target: AbstractTarget | Any,
+        particles: Float[Array, "n d"],
+        sampler: AbstractSampler | Sequence,
+        key: Any = 0,
+        sharding: NamedSharding | None = None,
+        plan: Plan | None = None,
+    ) -> "Run":
+        """A run from flat and unconstrained particles, whose log density is asked first of all.
+
+        Call it, and ``advance``, inside the precision of the particles
+        (``parvi.targets.precision``): ``parvi.sample`` sees to that. ``plan`` says how the stages
+        are compiled, for measurements; None: as their cost suggests.
+        """
+        particles = jnp.asarray(particles)
+        target = as_target(target)
+        if target.layout is None:
+            target = target.laid_out(jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
+        if sharding is not None:
+            particles = spread(particles, sharding)
+        return cls(target, sampler, as_key(key), Place(particles, None, None), sharding, plan)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage that moves the particles now."""
+        return self.sampler.stages[self._number]
+
+    @property
+    def particles(self) -> Float[Array, "n d"]:
+        """Where the particles are, flat and unconstrained."""
+        return self.carry.place.particles
+
+    @property
+    def memory(self) -> PyTree[Array]:
+        """What the stage's sampler remembers."""
+        return self.carry.memory
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were made, in all stages."""
+        return int(self.carry.step)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.status != Status.RUNNING
+
+    @property
+    def kl_rate(self) -> float:
+        """The last step's."""
+        return float(self.history[-1][1].info.kl_rate[-1]) if self.history else float("nan")
+
+    def gathered(self) -> Any:
+        """All particles on this process."""
+        return gathered(self.particles, self._sharding)
+
+    def advance(self, num_steps: int) -> None:
+        """At most so many steps, in as many stages as they take; fewer where the run is done."""
+        until = self.num_steps + num_steps
+        while not self.is_done and self.num_steps < until:
+            self._advance_stage(until)
+
+    def _advance_stage(self, until: int) -> None:
+        last = self._first + self.stage.sampler.max_steps if self._is_staged else until
+        done = self.num_steps
+        # The first call of a stage compiles, and so does the first of its careful program: their
+        # seconds say nothing of a step's.
+        self._compiles |= done == self._first + self._stepper.plan.quick_steps
+        before = time.perf_counter()
+        # Large arrays are given away: nothing that stands for the old ones may be kept.
+        carry, self.carry = self.carry, None
+        try:
+            new, records = self._stepper.advance(
+                carry, min(until, last), self._first, self._is_large
+            )
+            new = jax.block_until_ready(new)
+        except BaseException:
+            self.carry = carry
+            raise
+        self.carry = new
+        steps = self.num_steps - done
+        if self._compiles:
+            self.compile_seconds += time.perf_counter() - before
+            self._compiles = False
+        columns = jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], records)
+        self.history.append((self.stage.name, columns))
+        ended = Status(int(self.carry.status))
+        if ended == Status.RUNNING and self._is_staged and self.num_steps >= last:
+            ended = Status.MAX_STEPS
+        if ended != Status.RUNNING:
+            self._leave(ended)
+
+    def _leave(self, ended: Status) -> None:
+        """The end of a stage: the next one, a way back, or the end of the run."""
+        stage = self.stage
+        self._done = (*self._done, stage.name)
+        if ended == Status.CONVERGED:
+            self._enter(self.carry.place, self.num_steps)
+        elif ended == Status.MAX_STEPS and stage.back_to is not None:
+            self._undo(stage.back_to)
+        else:
+            self.status = ended
+
+    def _undo(self, name: str) -> None:
+        """Back to the particles before a stage; its steps, and those after it, are marked."""
+        self.carry = self.carry._replace(place=self._kept[name])
+        names = [stage.name for stage in self.sampler.stages]
+        undone = names[names.index(name) : self._number + 1]
+        self.history = [
+            (f"{stage}, undone" if stage in undone else stage, records)
+            for stage, records in self.history
+        ]
+        self.status = Status.CONVERGED
+
+    def _enter(self, place: Place, first: int) -> None:
+        """The next stage whose condition holds, or the end of the run."""
+        before = time.perf_counter()
+        stages = self.sampler.stages
+        for number in range(self._number + 1, len(stages)):
+            stage = stages[number]
+            wanted = stage.when.known(place.particles.shape, self._done)
+            if wanted is None:
+                wanted = bool(_holds(stage.when, place, self.target, self.key))
+            if not wanted:
+                continue
+            self._number, self._first = number, first
+            if any(later.back_to == stage.name for later in stages):
+                # A copy, where the arrays themselves will be given away.
+                self._kept[stage.name] = jax.tree_util.tree_map(jnp.copy, place)
+            sampler = jax.tree_util.tree_map(_on_device, stage.sampler)
+            if self._sharding is not None:
+                sampler = replicate(sampler, self._sharding.mesh)
+            place = self._read(place, held=not (self._is_large and sampler.asks_means_only))
+            context = Context(self.key, sampler, self.target, self._sharding)
+            make = careful_begin if self._is_large or self._sharding is not None else quick_begin
+            self.carry = make(context, jnp.int32(number), place, jnp.int32(first))
+            self._stepper = Stepper(context, self.carry, self._plan)
+            self._compiles = True
+            self.compile_seconds += time.perf_counter() - before
+            return
+        self.status = Status.CONVERGED
+
+    def _read(self, place: Place, held: bool) -> Place:
+        """The place with its scores, or without."""
+        if not held:
+            return Place(place.particles, None, None)
+        if place.scores is not None:
+            return place
+        if self.target.is_fixed and self._sharding is None:
+            values, scores = evaluate(self.target.full(), place.particles)
+            return Place(place.particles, scores, values)
+        return _evaluated(self.target, self.key, place.particles)
+
+
+@quickly
+def _holds(condition, place, target, key):
+    key_target = jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max - 1)
+    return condition.holds(Cloud.of(place, target.at(key_target)))
+
+
+@eqx.filter_jit
+def _evaluated(target, key, particles):
+    key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))[1]
+    return Cloud.at(target.at(key_target), particles).place
+
+
+def _on_device(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf

@@ -1,0 +1,92 @@
+"""The default: an affine flow, then one that bends; flights and a path between modes where needed.
+
+1. **affine** maps, until the KL rate is below what sampling noise makes of it; this alone, for
+   longer, where there are too few particles to bend.
+2. **bend** along random features, in rounds, until only the features' noise is left.
+3. Where the Fisher information is far from a Gaussian's, features do not see all that is missing:
+   **fly** by Hamiltonian transitions, and **bend again**.
+4. Where the particles lie in separated clumps their weights are those of the start: **temper**,
+   from a broad Gaussian, and **settle**; back to before the path if that does not come to rest.
+"""
+
+import math
+
+from parvi.fields.clipped import Clipped
+from parvi.fields.framed import Standardised, WhereTold, Whitened
+from parvi.fields.pfg.field import PFG
+from parvi.fields.pfg.functions import Linear, Scaling
+from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
+from parvi.fields.pfg.solvers import Irrotational
+from parvi.samplers.bend import Bend
+from parvi.samplers.flow import Flow
+from parvi.samplers.fly import Fly
+from parvi.samplers.sequence import (
+    After,
+    Both,
+    Clumped,
+    EnoughToBend,
+    FarFromGaussian,
+    Sequence,
+    Stage,
+    TooFewToBend,
+)
+from parvi.samplers.temper import Temper
+from parvi.steppers import LineSearch, TrustRegion
+from parvi.stopping import KLRate
+
+
+def affine(share: float = 0.01, patience: int = 5, max_steps: int = 5000) -> Flow:
+    """Linear PFG in closed form, in the particles' own coordinates, with a line search.
+
+    Parameters
+    ----------
+    share, patience
+        Of the stopping rule ``KLRate``.
+    max_steps
+        Ends the run at the latest.
+    """
+    whitened = Whitened(Clipped(PFG(Linear(), WhitenedCurvature(), Irrotational())))
+    scaled = Standardised(Clipped(PFG(Scaling(), StandardisedCurvature(), Irrotational())))
+    stepper = TrustRegion(LineSearch(), grow=2.0)
+    return Flow(WhereTold(whitened, scaled), stepper, KLRate(share, patience), max_steps)
+
+
+def pfg(num_features: int | None = None, max_steps: int = 5000) -> Sequence:
+    """The default: PFG without a setting to tune, which stops by itself.
+
+    First affine maps, in closed form, in the particles' own coordinates; then maps that bend, by
+    random features that are frozen for a round; where the target is far from Gaussian, Hamiltonian
+    transitions and rounds anew; where the particles end in separated clumps, once more along a
+    tempered path. ``result.check()`` says what is wrong with what came out.
+
+    Parameters
+    ----------
+    num_features
+        Of the maps that bend; None for n / 8, at most 128, and 0 for affine maps only.
+    max_steps
+        Ends the run at the latest.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, parvi
+    >>> start = jax.random.normal(jax.random.key(0), (128, 2))
+    >>> result = parvi.sample(lambda x: -0.5 * jnp.sum((x - 3) ** 2), start)
+    >>> print(result.status)
+    CONVERGED
+    >>> bool(abs(result.particles.mean() - 3) < 1e-2)
+    True
+    """
+    bend = Bend(num_features)
+    bends = EnoughToBend(bend)
+    # Each temperature has but one round, which comes closer to rest than others.
+    path = Bend(num_features, fall=0.03, max_age=30, gain=math.inf)
+    return Sequence(
+        Stage("affine", affine(share=0.1, patience=2), when=bends),
+        Stage("affine alone", affine(), when=TooFewToBend(bend)),
+        Stage("bend", bend, when=bends),
+        Stage("fly", Fly(), when=Both(bends, FarFromGaussian())),
+        Stage("bend again", Bend(num_features, fall=0.1), when=After("fly")),
+        Stage("temper", Temper(path), when=Both(bends, Clumped())),
+        Stage("settle", Bend(num_features, patience=10), when=After("temper"), back_to="temper"),
+        max_steps=max_steps,
+    )
