@@ -54,7 +54,7 @@ def test_means_over_blocks_are_means(small, num, held):
         square = seen.mean(lambda block, w: block.particles.T @ (w[:, None] * block.particles))
     scores, x = np.asarray(whole.scores), np.asarray(x)
     np.testing.assert_allclose(found[0], scores.T @ x / num, rtol=1e-10)
-    np.testing.assert_allclose(found[1], np.mean(whole.log_densities), rtol=1e-10)
+    np.testing.assert_allclose(found[1], np.asarray(whole.log_densities).mean(), rtol=1e-10)
     np.testing.assert_allclose(values, x**2, rtol=1e-12)
     np.testing.assert_allclose(square, np.eye(DIM), atol=1e-9)
     assert cloud.is_held == held

@@ -57,9 +57,14 @@ class AbstractCloud(eqx.Module):
 
     @abc.abstractmethod
     def values(
-        self, function: Callable[["AbstractCloud"], Float[Array, "m d"]]
+        self,
+        function: Callable[["AbstractCloud"], Float[Array, "m d"]],
+        onto: Float[Array, "n d"] | None = None,
     ) -> Float[Array, "n d"]:
-        """A function of each particle, block by block; it may not ask for scores."""
+        """A function of each particle, block by block; it may not ask for scores.
+
+        ``onto`` is an array that is no longer needed, whose place the values may take.
+        """
 
     @abc.abstractmethod
     def some(self, num: int | None = None) -> "AbstractCloud":
@@ -174,7 +179,7 @@ class Cloud(AbstractCloud):
 
         return jax.lax.fori_loop(0, count, body, zeros)
 
-    def values(self, function):
+    def values(self, function, onto=None):
         num, dim = self.shape
         count = even_blocks(num, BLOCK, within=8)
         if count == 1:
@@ -185,7 +190,8 @@ class Cloud(AbstractCloud):
             block = Cloud.unread(self.log_density, blocks.take(self.particles, i))
             return blocks.put(found, function(block), i)
 
-        return jax.lax.fori_loop(0, count, body, jnp.zeros((num, dim), self.dtype))
+        first = jnp.zeros((num, dim), self.dtype) if onto is None else onto
+        return jax.lax.fori_loop(0, count, body, blocks.shaped(first)).reshape(num, dim)
 
     def some(self, num=None):
         total = self.shape[0]
@@ -195,6 +201,12 @@ class Cloud(AbstractCloud):
         rows = np.arange(few) * total // few
         place = jax.tree_util.tree_map(lambda leaf: leaf[rows], self.place)
         return self._block(place)
+
+
+def in_blocks(particles: Float[Array, "n d"], function: Callable) -> PyTree[Array]:
+    """``Cloud.mean`` of a function that asks for no scores."""
+    nothing = jnp.zeros((particles.shape[0], 0), particles.dtype)
+    return Cloud(particles, nothing, nothing, jnp.sum).mean(function)
 
 
 class _Blocks(NamedTuple):
@@ -231,11 +243,13 @@ class _Blocks(NamedTuple):
         new = self._first(i) + jnp.arange(self.size) >= i * self.size
         return new.astype(dtype) / self.num
 
+    def shaped(self, rows):
+        """Where blocks are put, in the shape in which that happens in place."""
+        return rows.reshape(self.size, self.parts, -1) if self.even else rows
+
     def put(self, rows, block, i):
         if self.even:
-            shaped = rows.reshape(self.size, self.parts, *rows.shape[1:])
-            shaped = jax.lax.dynamic_update_index_in_dim(shaped, block, i, 1)
-            return shaped.reshape(rows.shape)
+            return jax.lax.dynamic_update_index_in_dim(rows, block, i, 1)
         # Rows that two blocks share are computed twice, from the same old rows: the same values.
         return jax.lax.dynamic_update_slice_in_dim(rows, block, self._first(i), 0)
 
@@ -300,8 +314,8 @@ class View(AbstractCloud):
     def mean(self, function):
         return self.cloud.mean(lambda block, weights: function(View(block, self.lens), weights))
 
-    def values(self, function):
-        return self.cloud.values(lambda block: function(View(block, self.lens)))
+    def values(self, function, onto=None):
+        return self.cloud.values(lambda block: function(View(block, self.lens)), onto)
 
     def some(self, num=None):
         return View(self.cloud.some(num), self.lens)

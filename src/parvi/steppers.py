@@ -19,10 +19,19 @@ from parvi.interface import Fit
 
 
 class Proposal(NamedTuple):
-    """A displacement of every particle, and the step size behind it."""
+    """A displacement of every particle, ``factor * direction``, and the step size behind it.
 
-    displacement: Float[Array, "n d"]
+    The two are kept apart so that its length can be told without one more array of its size.
+    """
+
+    direction: Float[Array, "n d"]
+    factor: Float[Array, ""]
     step_size: Float[Array, ""]
+
+    @property
+    def displacement(self) -> Float[Array, "n d"]:
+        """How far each particle moves."""
+        return self.factor * self.direction
 
 
 class Verdict(NamedTuple):
@@ -37,7 +46,7 @@ class AbstractStepper(eqx.Module):
 
     @property
     def asks_means_only(self) -> bool:
-        """Whether of scores it asks ``cloud.mean`` only, so that they need not be kept."""
+        """Whether it moves along the velocity itself, and of scores asks ``cloud.mean`` only."""
         return False
 
     @abc.abstractmethod
@@ -149,7 +158,7 @@ class Optax(AbstractStepper):
         updates = self.factor * updates
         scale = jnp.linalg.norm(fit.values)
         size = jnp.linalg.norm(updates) / jnp.where(scale > 0, scale, 1.0)
-        return Proposal(updates, size), memory
+        return Proposal(updates, jnp.ones((), updates.dtype), size), memory
 
 
 class TrustRegion(AbstractStepper):
@@ -188,9 +197,11 @@ class TrustRegion(AbstractStepper):
     def propose(self, step, cloud, fit, memory):
         inner, radius, _ = memory
         proposal, inner = self.stepper.propose(step, cloud, fit, inner)
-        length = fit.velocity.length(cloud, proposal.displacement)
+        length = proposal.factor * fit.velocity.length(cloud, proposal.direction)
         factor = jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))
-        shortened = Proposal(factor * proposal.displacement, factor * proposal.step_size)
+        shortened = proposal._replace(
+            factor=factor * proposal.factor, step_size=factor * proposal.step_size
+        )
         return shortened, (inner, radius, factor < 1)
 
     def judge(self, before, after, fit, memory):
@@ -251,4 +262,4 @@ class LineSearch(AbstractStepper):
 
 def _along(fit, step_size):
     step_size = jnp.asarray(step_size, fit.values.dtype)
-    return Proposal(step_size * fit.values, step_size)
+    return Proposal(fit.values, step_size, step_size)

@@ -58,7 +58,7 @@ def test_carry_keeps_structure_shapes_and_dtypes(name, dtype):
         rows = jax.ShapeDtypeStruct((8, DIM), dtype)
         place = Place(rows, rows, jax.ShapeDtypeStruct((8,), dtype))
         context = Context(jax.random.key(0), ALL[name], target_like(dtype), None)
-        before = jax.eval_shape(lambda p: begin(context, 0, p, jnp.int32(0)), place)
+        before = jax.eval_shape(lambda p: begin(context, 0, p, 0), place)
         after, _ = jax.eval_shape(lambda carry: one_step(context, carry), before)
     assert jax.tree.structure(before) == jax.tree.structure(after)
     floats = 0

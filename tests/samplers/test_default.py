@@ -143,7 +143,7 @@ def test_fewer_particles_than_dimensions_need_no_square_matrix():
     target = parvi.Target(log_density, like=np.zeros(dim, np.float32))
     place = Cloud.at(target.full(), jnp.asarray(start(dim, num), jnp.float32)).place
     context = Context(jax.random.key(0), affine(), target, None)
-    carry = begin(context, 0, place, jnp.int32(0))
+    carry = begin(context, 0, place, 0)
     program = jax.make_jaxpr(lambda c: one_step(context, c))(carry)
     assert _largest(program.jaxpr) < dim * dim
 

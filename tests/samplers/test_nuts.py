@@ -247,7 +247,7 @@ def kidscore_interaction(data):
         (
             "eight_schools-eight_schools_noncentered",
             eight_schools,
-            parvi.nuts(target_acceptance=0.95),
+            {"target_acceptance": 0.95},
         ),
         # Correlations of 0.99 and standard deviations from 0.1 to 14, from a start of scale 1.
         ("kidiq-kidscore_interaction", kidscore_interaction, {"num_warmup": 1000}),

@@ -129,7 +129,8 @@ def test_rejected_moves_leave_everything_and_cost_one_evaluation():
             return jnp.zeros((), jnp.int32)
 
         def propose(self, step, cloud, fit, memory):
-            return Proposal(0.1 * fit.values, jnp.asarray(0.1, fit.values.dtype)), memory + 1
+            step_size = jnp.asarray(0.1, fit.values.dtype)
+            return Proposal(fit.values, step_size, step_size), memory + 1
 
         def judge(self, before, after, fit, memory):
             return Verdict(memory % 3 == 0, jnp.zeros((), bool)), memory

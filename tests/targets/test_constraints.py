@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import parvi
+from parvi.samplers.default import affine
+from parvi.stopping import exactly
 from parvi.targets.constraints import Real
 from parvi.targets.flatten import Layout
 
@@ -95,8 +97,7 @@ def test_constrained_run_has_the_right_moments():
         lambda x: 3 * jnp.log(x[0]) - 2 * x[0], like=np.ones(1), constraints=parvi.Positive()
     )
     init = np.exp(np.random.default_rng(0).normal(size=(200, 1)))
-    sampler = parvi.pfg(num_features=0)
-    result = parvi.sample(target, init, sampler=sampler, num_steps=100)
+    result = parvi.sample(target, init, sampler=exactly(affine(), 100))
     np.testing.assert_allclose(result.particles.mean(), 2.0, rtol=1e-6)
     assert 0.8 < result.particles.std() < 1.2
     # Without the Jacobian: the user's own log density.

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.cloud import AbstractLens, LogDensity
+from parvi.cloud import AbstractLens, LogDensity, in_blocks
 
 
 class AbstractFrame(eqx.Module):
@@ -81,8 +81,13 @@ class DenseFrame(AbstractFrame):
         num, dim = particles.shape
         mean = jnp.mean(particles, axis=0)
         sd = jnp.sqrt(_variances(particles))
-        standard = (particles - mean) / sd
-        correlation = standard.T @ standard / num
+
+        def share(block, weights):
+            standard = (block.particles - mean) / sd
+            return standard.T @ (weights[:, None] * standard)
+
+        # In blocks: the standardised particles would be one more array of their size.
+        correlation = in_blocks(particles, share)
         intensity = _shrinkage(correlation, num) if num < dim + 2 else 0.0
         # The jitter keeps the factorisation alive for particles in a subspace; it is far below
         # what the covariance of n particles can resolve.
@@ -124,7 +129,8 @@ def own_frame(particles: Float[Array, "n d"]) -> AbstractFrame:
 
 def _variances(particles):
     """Variances over the particles, 1 where all particles coincide."""
-    variances = jnp.var(particles, axis=0)
+    mean = jnp.mean(particles, axis=0)
+    variances = in_blocks(particles, lambda block, w: w @ (block.particles - mean) ** 2)
     return jnp.where(variances > 0, variances, 1.0)
 
 

@@ -21,8 +21,7 @@ from parvi.run.compile.programs import (
     Context,
     Record,
     Stepper,
-    careful_begin,
-    quick_begin,
+    begin,
 )
 from parvi.run.initial import as_key, as_target
 from parvi.run.sharding import gathered, replicate, spread, spread_target
@@ -233,8 +232,8 @@ class Run:
                 sampler = replicate(sampler, self._sharding.mesh)
             place = self._read(place, held=not (self._is_large and sampler.asks_means_only))
             context = Context(self.key, sampler, self.target, self._sharding)
-            make = careful_begin if self._is_large or self._sharding is not None else quick_begin
-            self.carry = make(context, jnp.int32(number), place, jnp.int32(first))
+            careful = self._is_large or self._sharding is not None
+            self.carry = begin(context, number, place, first, careful)
             self._stepper = Stepper(context, self.carry, self._plan)
             self._compiles = True
             self.compile_seconds += time.perf_counter() - before

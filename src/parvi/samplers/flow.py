@@ -79,7 +79,14 @@ class Flow(AbstractSampler):
     def propose(self, key, cloud, memory):
         fit, field = self.field.fit(key, cloud, memory.field)
         proposal, stepper = self.stepper.propose(memory.step, cloud, fit, memory.stepper)
-        points = cloud.particles + proposal.displacement
+        if cloud.is_held:
+            points = cloud.particles + proposal.displacement
+        else:
+
+            def moved(block):
+                return block.particles + proposal.factor * fit.velocity.on(block)
+
+            points = cloud.values(moved, onto=fit.values)
         return points, _Pending(fit, proposal, stepper, memory, field)
 
     def conclude(self, cloud, pending, arrived):

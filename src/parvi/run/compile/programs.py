@@ -59,23 +59,33 @@ class Context(NamedTuple):
     sharding: NamedSharding | None
 
 
-def begin(context: Context, number: Int[Array, ""], place: Place, first: Int[Array, ""]) -> Carry:
+def begin(context: Context, number: int, place: Place, first: int, careful: bool = True) -> Carry:
     """The carry before the first step of stage ``number``, which is step ``first`` of the run."""
+    remember = _careful_start if careful else _quick_start
+    # The particles do not go through the program: they would be copied.
+    memory, rule, bound = remember(context, jnp.int32(number), place)
+    running = jnp.asarray(Status.RUNNING, jnp.int32)
+    return Carry(jnp.int32(first), place, memory, rule, running, bound)
+
+
+def _start(context: Context, number: Int[Array, ""], place: Place):
     key, sampler, target, sharding = context
     # Steps are folded in by their number: what is before the first one takes the last.
     key_init, key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))
     cloud = Cloud.of(place, target.at(key_target))
     memory = sampler.init(jax.random.fold_in(key_init, number), cloud)
     particles = place.particles
-    largest = jnp.maximum(jnp.max(jnp.abs(particles)), 1.0)
-    return Carry(
-        first,
-        place,
+    # In this form nothing of the particles' size is made.
+    largest = jnp.maximum(jnp.maximum(jnp.max(particles), -jnp.min(particles)), 1.0)
+    return (
         constrained(memory, len(particles), sharding),
         sampler.stopping_rule.init(particles),
-        jnp.asarray(Status.RUNNING, jnp.int32),
         largest / jnp.finfo(particles.dtype).eps,
     )
+
+
+_quick_start = quickly(_start)
+_careful_start = eqx.filter_jit(_start)
 
 
 def _cloud_and_key(context: Context, carry: Carry) -> tuple[Cloud, Key[Array, ""]]:
@@ -238,7 +248,3 @@ def _conclude(context, carry, pending, there, evaluated):
     cloud, _ = _cloud_and_key(context, carry)
     stepped = concluded(cloud, pending, there, context.sampler, evaluated)
     return _judged(context, carry, stepped)
-
-
-quick_begin = quickly(begin)
-careful_begin = eqx.filter_jit(begin)
