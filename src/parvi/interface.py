@@ -9,7 +9,7 @@ Pytrees and constraints end at the border, in ``parvi.targets``.
 """
 
 import abc
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -100,6 +100,25 @@ class AbstractVelocity(eqx.Module):
         return vector
 
 
+class AbstractJointVelocity(AbstractVelocity):
+    """A velocity whose values and divergences are found together, for many points at once."""
+
+    @abc.abstractmethod
+    def with_divergences(
+        self, points: Float[Array, "m d"]
+    ) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
+        """Values and divergences."""
+
+    def __call__(self, x):
+        return self.with_divergences(x[None])[0][0]
+
+    def on(self, cloud):
+        return self.with_divergences(cloud.particles)[0]
+
+    def divergences(self, cloud):
+        return self.with_divergences(cloud.particles)[1]
+
+
 class Fit(NamedTuple):
     """A fitted velocity with its values at the cloud's particles, so that none asks twice."""
 
@@ -164,8 +183,15 @@ class AbstractSampler(eqx.Module):
     business: any pytree of arrays whose shapes and dtypes stay.
     """
 
-    stopping_rule: eqx.AbstractVar[AbstractStoppingRule]
-    max_steps: eqx.AbstractVar[int]
+    if TYPE_CHECKING:
+        # A type checker takes abstract variables for fields that come before a sampler's own.
+        @property
+        def stopping_rule(self) -> AbstractStoppingRule: ...
+        @property
+        def max_steps(self) -> int: ...
+    else:
+        stopping_rule: eqx.AbstractVar[AbstractStoppingRule]
+        max_steps: eqx.AbstractVar[int]
 
     @property
     def asks_means_only(self) -> bool:

@@ -3,10 +3,10 @@
 import numpy as np
 
 from parvi.experiments.moments import exact_normal, moments_along
+from parvi.fields.pfg.closed_form import Ridge
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear
 from parvi.fields.pfg.preconditioners import Identity
-from parvi.fields.pfg.solvers import Ridge
 from parvi.samplers.flow import Flow
 from parvi.steppers import Constant
 from parvi.targets.gaussian import gaussian

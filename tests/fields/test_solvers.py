@@ -9,10 +9,11 @@ import pytest
 
 import parvi
 from oracle import exact
+from parvi.fields.pfg.descent import LargestEigenvalue, MeanEigenvalue
 from parvi.fields.pfg.functions import Parameters
 from parvi.fields.pfg.metric import DiagonalMetric
 from parvi.fields.pfg.objective import ExactDivergence
-from parvi.fields.pfg.solvers import LargestEigenvalue, MeanEigenvalue, Problem
+from parvi.fields.pfg.solvers import Problem
 
 # Normal equations of condition number 1e3 in float64.
 ROUNDING = 1e-10

@@ -34,7 +34,9 @@ def fit(field, cloud):
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("kernel", [None, parvi.kernels.IMQ()])
+@pytest.mark.parametrize(
+    "kernel", [parvi.kernels.RBF(parvi.fields.Dimension()), parvi.kernels.IMQ()]
+)
 def test_one_particle_is_newton(system, kernel):
     cloud = cloud_of(1)
     hessian = jax.hessian(log_density)(cloud.particles[0])
@@ -56,7 +58,9 @@ def test_one_particle_at_a_saddle_goes_uphill():
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("kernel", [None, parvi.kernels.IMQ()])
+@pytest.mark.parametrize(
+    "kernel", [parvi.kernels.RBF(parvi.fields.Dimension()), parvi.kernels.IMQ()]
+)
 def test_kl_rate_is_that_of_the_velocity(system, kernel):
     cloud = cloud_of(9)
     got = fit(parvi.fields.SVN(system, kernel), cloud)

@@ -10,11 +10,11 @@ import pytest
 import parvi
 from oracle import exact
 from parvi.cloud import Cloud
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.objective import Convex, Quadratic
 from parvi.fields.pfg.preconditioners import FisherDiagonal, Identity
-from parvi.fields.pfg.solvers import GradientDescent
 from parvi.run.step import step
 from parvi.samplers.flow import Flow
 from parvi.steppers import Constant

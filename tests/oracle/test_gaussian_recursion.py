@@ -15,10 +15,10 @@ import parvi
 from oracle import exact
 from parvi.cloud import Cloud
 from parvi.fields.framed import Whitened
+from parvi.fields.pfg.closed_form import Ridge
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear
 from parvi.fields.pfg.preconditioners import FisherDiagonal, Hessian, Identity, RegressedHessian
-from parvi.fields.pfg.solvers import Ridge
 from parvi.fields.svgd import SVGD
 from parvi.kernels import LinearKernel
 from parvi.run.step import step

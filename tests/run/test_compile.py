@@ -78,7 +78,7 @@ import jax, numpy as np, parvi
 from parvi.run.compile.policy import CAREFUL, Plan
 from parvi.run.run import Run
 from parvi.targets.zoo import banana
-plans = [Plan(10**6, False), Plan(10**6, True), CAREFUL, Plan(37, False), None]
+plans = [Plan(10**6, False), Plan(10**6, True), Plan(37, False)]
 start = np.random.default_rng(0).normal(size=(64, 2))
 ends = []
 with jax.enable_x64(True):
@@ -97,13 +97,13 @@ with jax.enable_x64(True):
         ends.append(np.asarray(unbroken.particles))
 early = []
 with jax.enable_x64(True):
-    for plan in plans:
+    for plan in (*plans, CAREFUL, None):
         run = Run.begin(banana().target, start, parvi.pfg(), plan=plan)
         run.advance(8)
         early.append(np.asarray(run.particles))
 for other in early[1:]:
     np.testing.assert_allclose(other, early[0], rtol=1e-8, atol=1e-8)
-print("agreed", len(ends))
+print("agreed", len(ends), len(early))
 """
 
 
@@ -113,7 +113,7 @@ def test_every_mode_runs_all_stages_chunked_bitwise():
     done = subprocess.run(
         [sys.executable, "-c", _MODES], env=env, capture_output=True, text=True, check=False
     )
-    assert "agreed 5" in done.stdout, done.stderr[-2000:]
+    assert "agreed 3 5" in done.stdout, done.stderr[-2000:]
 
 
 def test_a_change_of_program_is_no_change_of_run():

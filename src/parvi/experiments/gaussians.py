@@ -16,10 +16,11 @@ from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
 from parvi.experiments.moments import exact_normal, moments_along
 from parvi.experiments.tables import chosen, footnote, markdown
+from parvi.fields.pfg.closed_form import Ridge
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP, Linear
 from parvi.fields.pfg.preconditioners import Hessian, Identity
-from parvi.fields.pfg.solvers import GradientDescent, Ridge
 from parvi.fields.svgd import SVGD
 from parvi.kernels import RBF, LinearKernel
 from parvi.results.metrics import gaussian_kl

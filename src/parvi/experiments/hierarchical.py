@@ -25,10 +25,10 @@ from parvi.experiments.tables import (
     published,
     values,
 )
+from parvi.fields.pfg.descent import GradientDescent, MeanEigenvalue
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.preconditioners import FisherDiagonal, Hessian, Identity, Kronecker
-from parvi.fields.pfg.solvers import GradientDescent, MeanEigenvalue
 from parvi.fields.svgd import SVGD
 from parvi.models.hierarchical import hierarchical_logistic_regression, logistic_predictive
 from parvi.samplers.default import pfg

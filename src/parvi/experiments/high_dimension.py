@@ -12,10 +12,11 @@ import optax
 
 from parvi.experiments.cells import Experiment
 from parvi.experiments.tables import chosen, footnote, markdown, mean, published, values
+from parvi.fields.pfg.closed_form import Ridge
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP, Linear
 from parvi.fields.pfg.preconditioners import Identity
-from parvi.fields.pfg.solvers import GradientDescent, Ridge
 from parvi.kernels import LinearKernel
 from parvi.results.metrics import energy_distance, marginal_variance
 from parvi.samplers.default import pfg

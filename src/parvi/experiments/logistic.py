@@ -29,10 +29,10 @@ from parvi.experiments.logistic_reference import (
     rows_of,
 )
 from parvi.experiments.tables import chosen, footnote, markdown, mean, values
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.preconditioners import FisherDiagonal, Identity
-from parvi.fields.pfg.solvers import GradientDescent
 from parvi.fields.svgd import SVGD
 from parvi.models.hierarchical import logistic_predictive
 from parvi.models.logistic import logistic_regression

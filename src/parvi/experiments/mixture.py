@@ -13,10 +13,10 @@ import optax
 from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
 from parvi.experiments.tables import chosen, footnote, markdown, mean, values
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.preconditioners import Identity
-from parvi.fields.pfg.solvers import GradientDescent
 from parvi.fields.svgd import SVGD
 from parvi.results.metrics import energy_distance
 from parvi.samplers.default import pfg

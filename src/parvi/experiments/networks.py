@@ -8,10 +8,10 @@ import numpy as np
 import optax
 
 from parvi.fields.framed import Standardised
+from parvi.fields.pfg.descent import GradientDescent, LargestEigenvalue
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP
 from parvi.fields.pfg.preconditioners import AbstractPreconditioner
-from parvi.fields.pfg.solvers import GradientDescent, LargestEigenvalue
 from parvi.interface import AbstractField
 from parvi.samplers.flow import Flow
 from parvi.steppers import Optax

@@ -36,7 +36,7 @@ from jaxtyping import Array, Float
 
 from parvi.fields.lines import velocities_on_lines
 from parvi.fields.svgd import SVGDVelocity
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
 from parvi.kernels import RBF, AbstractBandwidth, Fixed, Median
 
 # Projectors in use unless told: the authors' experiments have min(20, d // k).
@@ -53,7 +53,7 @@ class GrassmannMemory(NamedTuple):
     magnitude: Float[Array, ""]
 
 
-class GrassmannVelocity(AbstractVelocity):
+class GrassmannVelocity(AbstractJointVelocity):
     """A sum of SVGD velocities, each in its subspace, with its own bandwidth."""
 
     projectors: Float[Array, "m d k"]
@@ -61,16 +61,7 @@ class GrassmannVelocity(AbstractVelocity):
     particles: Float[Array, "n d"]
     scores: Float[Array, "n d"]
 
-    def __call__(self, x):
-        return self._with_divergences(x[None])[0][0]
-
-    def on(self, cloud):
-        return self._with_divergences(cloud.particles)[0]
-
-    def divergences(self, cloud):
-        return self._with_divergences(cloud.particles)[1]
-
-    def _with_divergences(self, points):
+    def with_divergences(self, points):
         if self.projectors.shape[2] == 1:
             lines = self.projectors[..., 0]
             values, slopes, _ = _on_lines(lines, self.squares, self.particles, self.scores, points)
@@ -180,7 +171,7 @@ def _projected(projector, square, particles, scores, points):
     """SVGD in the subspace: its velocity there, (n, k), and its divergences."""
     kernel = RBF(Fixed(square))
     inner = SVGDVelocity(particles @ projector, scores @ projector, kernel)
-    return inner._with_divergences(points @ projector)
+    return inner.with_divergences(points @ projector)
 
 
 def _discrepancy(projector, square, particles, scores):

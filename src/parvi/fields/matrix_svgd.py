@@ -36,7 +36,7 @@ from parvi.fields.pfg.preconditioners import (
 )
 from parvi.fields.svgd import SVGD
 from parvi.geometry.frame import AbstractFrame, FramedDensity
-from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractJointVelocity, Cloud, Fit, kl_rate
 from parvi.kernels import (
     RBF,
     AbstractKernel,
@@ -163,7 +163,7 @@ class PreconditionerMixture(AbstractMatrixKernel):
         metrics, memory = jax.vmap(lambda x, m: self._metric(cloud, x, m))(anchors, memory)
         frames = jax.vmap(MetricFrame.of)(metrics, anchors)
         velocity = MixtureVelocity(cloud.particles, cloud.scores, frames, kernel)
-        values, divergences = velocity._with_divergences(cloud.particles)
+        values, divergences = velocity.with_divergences(cloud.particles)
         return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
 
     def _anchors(self, particles):
@@ -175,7 +175,7 @@ class PreconditionerMixture(AbstractMatrixKernel):
         return self.preconditioner.update(Cloud.at(cloud.log_density, x[None]), memory)
 
 
-class MixtureVelocity(AbstractVelocity):
+class MixtureVelocity(AbstractJointVelocity):
     """sum_l w_l(x) f_l(x) over stacked frames; f_l is SVGD with particles weighted by w_l."""
 
     particles: Float[Array, "n d"]
@@ -183,16 +183,7 @@ class MixtureVelocity(AbstractVelocity):
     frames: "MetricFrame"
     kernel: AbstractRadialKernel
 
-    def __call__(self, x):
-        return self._with_divergences(x[None])[0][0]
-
-    def on(self, cloud):
-        return self._with_divergences(cloud.particles)[0]
-
-    def divergences(self, cloud):
-        return self._with_divergences(cloud.particles)[1]
-
-    def _with_divergences(self, points):
+    def with_divergences(self, points):
         here, here_mean = _responsibilities(self.frames, points)
         there, there_mean = _responsibilities(self.frames, self.particles)
 

@@ -70,25 +70,11 @@ class ProjectedSVN(AbstractField):
         System, kernel and damping of the Newton step in the subspace.
     """
 
-    rank: int
-    threshold: float
-    prior_mean: float | Float[Array, " d"]
-    prior_covariance: float | Float[Array, "..."]
-    svn: SVN
-
-    def __init__(
-        self,
-        rank: int = 20,
-        threshold: float = 1e-2,
-        prior_mean: float | Float[Array, " d"] = 0.0,
-        prior_covariance: float | Float[Array, "..."] = 1.0,
-        svn: SVN | None = None,
-    ):
-        self.rank = rank
-        self.threshold = threshold
-        self.prior_mean = prior_mean
-        self.prior_covariance = prior_covariance
-        self.svn = SVN() if svn is None else svn
+    rank: int = 20
+    threshold: float = 1e-2
+    prior_mean: float | Float[Array, " d"] = 0.0
+    prior_covariance: float | Float[Array, "..."] = 1.0
+    svn: SVN = SVN()
 
     def __check_init__(self):
         if self.rank < 1:

@@ -30,7 +30,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from parvi.fields.lines import discrepancies_on_lines, squares_on_lines, velocities_on_lines
-from parvi.interface import AbstractField, AbstractVelocity, Fit
+from parvi.interface import AbstractField, AbstractJointVelocity, Fit
 from parvi.kernels import AbstractBandwidth, Median
 
 # Particles from which a median is taken at the most, as in the blocked SVGD.
@@ -45,7 +45,7 @@ class SlicedMemory(NamedTuple):
     optimizer: PyTree[Array]
 
 
-class SlicedVelocity(AbstractVelocity):
+class SlicedVelocity(AbstractJointVelocity):
     """A sum of one-dimensional kernel averages, each along its slice (basis None: the axes)."""
 
     basis: Float[Array, "d d"] | None
@@ -54,16 +54,7 @@ class SlicedVelocity(AbstractVelocity):
     particles: Float[Array, "n d"]
     scores: Float[Array, "n d"]
 
-    def __call__(self, x):
-        return self._with_divergences(x[None])[0][0]
-
-    def on(self, cloud):
-        return self._with_divergences(cloud.particles)[0]
-
-    def divergences(self, cloud):
-        return self._with_divergences(cloud.particles)[1]
-
-    def _with_divergences(self, points):
+    def with_divergences(self, points):
         centre = jnp.mean(self.particles, axis=0)
         cosines = _cosines(self.basis, self.directions)
         values, slopes, _ = velocities_on_lines(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
 from parvi.kernels import (
     RBF,
     AbstractKernel,
@@ -23,23 +23,14 @@ from parvi.kernels import (
 _MEDIAN_POINTS = 512
 
 
-class SVGDVelocity(AbstractVelocity):
+class SVGDVelocity(AbstractJointVelocity):
     """The kernel average over the particles at which it was fitted."""
 
     particles: Float[Array, "n d"]
     scores: Float[Array, "n d"]
     kernel: AbstractKernel
 
-    def __call__(self, x):
-        return self._with_divergences(x[None])[0][0]
-
-    def on(self, cloud):
-        return self._with_divergences(cloud.particles)[0]
-
-    def divergences(self, cloud):
-        return self._with_divergences(cloud.particles)[1]
-
-    def _with_divergences(self, points):
+    def with_divergences(self, points):
         if isinstance(self.kernel, AbstractRadialKernel):
             return _radial(self.kernel, self.particles, self.scores, points)
         if isinstance(self.kernel, LinearKernel):
@@ -79,7 +70,7 @@ class SVGD(AbstractField):
             kernel = kernel.adapted(cloud.particles, max_points)
         velocity = SVGDVelocity(cloud.particles, cloud.scores, kernel)
         if self.block_size is None:
-            values, divergences = velocity._with_divergences(cloud.particles)
+            values, divergences = velocity.with_divergences(cloud.particles)
         else:
             values, divergences = _in_blocks(velocity, cloud.particles, self.block_size)
         return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
@@ -91,7 +82,7 @@ def _in_blocks(velocity, points, block_size):
     num_blocks = -(-num // block_size)
     padded = jnp.pad(points, ((0, num_blocks * block_size - num), (0, 0)))
     blocks = padded.reshape(num_blocks, block_size, dim)
-    values, divergences = jax.lax.map(velocity._with_divergences, blocks)
+    values, divergences = jax.lax.map(velocity.with_divergences, blocks)
     return values.reshape(-1, dim)[:num], divergences.reshape(-1)[:num]
 
 

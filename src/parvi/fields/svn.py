@@ -191,19 +191,9 @@ class SVN(AbstractField):
         The smallest eigenvalue of a particle's Hessian, as a share of its largest.
     """
 
-    system: AbstractSystem
-    kernel: AbstractRadialKernel
-    damping: float
-
-    def __init__(
-        self,
-        system: AbstractSystem | None = None,
-        kernel: AbstractRadialKernel | None = None,
-        damping: float = 1e-6,
-    ):
-        self.system = BlockDiagonalSystem() if system is None else system
-        self.kernel = RBF(Dimension()) if kernel is None else kernel
-        self.damping = damping
+    system: AbstractSystem = BlockDiagonalSystem()
+    kernel: AbstractRadialKernel = RBF(Dimension())
+    damping: float = 1e-6
 
     def __check_init__(self):
         if not isinstance(self.kernel, AbstractRadialKernel):

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import View
+from parvi.fields.pfg.closed_form import NormalEquations
 from parvi.fields.pfg.excess import excess_of
 from parvi.fields.pfg.functions import Parameters, RandomFeatures
 from parvi.fields.pfg.metric import DenseMetric
 from parvi.fields.pfg.preconditioners import at_least_one
-from parvi.fields.pfg.solvers import NormalEquations
 from parvi.geometry.frame import DenseFrame, InFrame, tells_covariance
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.keys import cheap
@@ -107,33 +107,14 @@ class Bend(AbstractSampler):
         Ends the stage at the latest.
     """
 
-    num_features: int | None
-    ridge: float
-    fall: float
-    max_age: int
-    gain: float
-    patience: int | None
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
-
-    def __init__(
-        self,
-        num_features: int | None = None,
-        ridge: float = 1e-2,
-        fall: float = 0.2,
-        max_age: int = 100,
-        gain: float = 0.8,
-        patience: int | None = None,
-        max_steps: int = 5000,
-    ):
-        self.num_features = num_features
-        self.ridge = ridge
-        self.fall = fall
-        self.max_age = max_age
-        self.gain = gain
-        self.patience = patience
-        self.stopping_rule = Never()
-        self.max_steps = max_steps
+    num_features: int | None = None
+    ridge: float = 1e-2
+    fall: float = 0.2
+    max_age: int = 100
+    gain: float = 0.8
+    patience: int | None = None
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 5000
 
     @property
     def asks_means_only(self):

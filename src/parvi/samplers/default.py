@@ -13,10 +13,10 @@ import math
 
 from parvi.fields.clipped import Clipped
 from parvi.fields.framed import Standardised, WhereTold, Whitened
+from parvi.fields.pfg.closed_form import Irrotational
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear, Scaling
 from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
-from parvi.fields.pfg.solvers import Irrotational
 from parvi.samplers.bend import Bend
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly

@@ -51,20 +51,8 @@ class Flow(AbstractSampler):
 
     field: AbstractField
     stepper: AbstractStepper
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
-
-    def __init__(
-        self,
-        field: AbstractField,
-        stepper: AbstractStepper,
-        stopping_rule: AbstractStoppingRule | None = None,
-        max_steps: int = 1000,
-    ):
-        self.field = field
-        self.stepper = stepper
-        self.stopping_rule = KLRate() if stopping_rule is None else stopping_rule
-        self.max_steps = max_steps
+    stopping_rule: AbstractStoppingRule = KLRate()
+    max_steps: int = 1000
 
     @property
     def asks_means_only(self):

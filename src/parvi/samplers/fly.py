@@ -58,35 +58,24 @@ class Fly(AbstractSampler):
         Of the longest over the shortest: lengths are drawn log-uniformly between them.
     """
 
-    num_transitions: int
-    num_leapfrogs: int
-    longest: float
-    spread: float
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
+    num_transitions: int = 40
+    num_leapfrogs: int = 8
+    longest: float = 1.0
+    spread: float = 8.0
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 5000
 
-    def __init__(
-        self,
-        num_transitions: int = 40,
-        num_leapfrogs: int = 8,
-        longest: float = 1.0,
-        spread: float = 8.0,
-    ):
-        if num_transitions < 1 or num_leapfrogs < 1:
+    def __check_init__(self):
+        if self.num_transitions < 1 or self.num_leapfrogs < 1:
             raise ValueError(
                 "num_transitions and num_leapfrogs must be at least 1, got "
-                f"{num_transitions} and {num_leapfrogs}."
+                f"{self.num_transitions} and {self.num_leapfrogs}."
             )
-        if not (longest > 0 and spread >= 1):
+        if not (self.longest > 0 and self.spread >= 1):
             raise ValueError(
-                f"longest must be positive and spread at least 1, got {longest} and {spread}."
+                "longest must be positive and spread at least 1, got "
+                f"{self.longest} and {self.spread}."
             )
-        self.num_transitions = num_transitions
-        self.num_leapfrogs = num_leapfrogs
-        self.longest = longest
-        self.spread = spread
-        self.stopping_rule = Never()
-        self.max_steps = num_transitions * num_leapfrogs
 
     def init(self, key, cloud):
         zeros = jnp.zeros_like(cloud.particles)

@@ -146,14 +146,9 @@ class Langevin(AbstractSampler):
         The number of steps in a run.
     """
 
-    step_size: AbstractStepSize
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
-
-    def __init__(self, step_size: AbstractStepSize | None = None, max_steps: int = 2000):
-        self.step_size = CurvatureStep() if step_size is None else step_size
-        self.stopping_rule = Never()
-        self.max_steps = max_steps
+    step_size: AbstractStepSize = CurvatureStep()
+    max_steps: int = 2000
+    stopping_rule: AbstractStoppingRule = Never()
 
     def init(self, key, cloud):
         return LangevinMemory(jnp.zeros((), jnp.int32), self.step_size.init(key, cloud))
@@ -180,14 +175,9 @@ class MALA(AbstractSampler):
         The number of steps in a run.
     """
 
-    step_size: AbstractStepSize
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
-
-    def __init__(self, step_size: AbstractStepSize | None = None, max_steps: int = 2000):
-        self.step_size = AcceptanceStep() if step_size is None else step_size
-        self.stopping_rule = Never()
-        self.max_steps = max_steps
+    step_size: AbstractStepSize = AcceptanceStep()
+    max_steps: int = 2000
+    stopping_rule: AbstractStoppingRule = Never()
 
     def init(self, key, cloud):
         return LangevinMemory(jnp.zeros((), jnp.int32), self.step_size.init(key, cloud))
@@ -227,7 +217,7 @@ def langevin(step_size: float | None = None, max_steps: int = 2000) -> Langevin:
     >>> bool(abs(result.particles.mean() - 3) < 0.2)
     True
     """
-    return Langevin(_rule(step_size), max_steps)
+    return Langevin(_rule(step_size, CurvatureStep()), max_steps)
 
 
 def mala(step_size: float | None = None, max_steps: int = 2000) -> MALA:
@@ -249,13 +239,15 @@ def mala(step_size: float | None = None, max_steps: int = 2000) -> MALA:
     >>> bool(abs(result.particles.mean() - 3) < 0.2)
     True
     """
-    return MALA(_rule(step_size), max_steps)
+    return MALA(_rule(step_size, AcceptanceStep()), max_steps)
 
 
-def _rule(step_size: float | None) -> FixedStep | None:
-    if step_size is not None and not step_size > 0:
+def _rule(step_size: float | None, found: AbstractStepSize) -> AbstractStepSize:
+    if step_size is None:
+        return found
+    if not step_size > 0:
         raise ValueError(f"step_size must be None or a positive number, got {step_size!r}.")
-    return None if step_size is None else FixedStep(float(step_size))
+    return FixedStep(float(step_size))
 
 
 class _Move(NamedTuple):

@@ -101,36 +101,21 @@ class PSGLD(AbstractSampler):
         The number of steps in a run.
     """
 
-    schedule: Schedule
-    decay: float
-    regulariser: float
-    num_rows: int
-    correction: AbstractCorrection
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
+    schedule: Schedule = PolynomialDecay()
+    decay: float = 0.99
+    regulariser: float = 1e-5
+    num_rows: int = 1
+    correction: AbstractCorrection = NoCorrection()
+    max_steps: int = 2000
+    stopping_rule: AbstractStoppingRule = Never()
 
-    def __init__(
-        self,
-        schedule: Schedule | None = None,
-        decay: float = 0.99,
-        regulariser: float = 1e-5,
-        num_rows: int = 1,
-        correction: AbstractCorrection | None = None,
-        max_steps: int = 2000,
-    ):
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay must be at least 0 and less than 1, got {decay}.")
-        if not regulariser > 0:
-            raise ValueError(f"regulariser must be positive, got {regulariser}.")
-        if num_rows < 1:
-            raise ValueError(f"num_rows must be at least 1, got {num_rows}.")
-        self.schedule = PolynomialDecay() if schedule is None else schedule
-        self.decay = decay
-        self.regulariser = regulariser
-        self.num_rows = num_rows
-        self.correction = NoCorrection() if correction is None else correction
-        self.stopping_rule = Never()
-        self.max_steps = max_steps
+    def __check_init__(self):
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"decay must be at least 0 and less than 1, got {self.decay}.")
+        if not self.regulariser > 0:
+            raise ValueError(f"regulariser must be positive, got {self.regulariser}.")
+        if self.num_rows < 1:
+            raise ValueError(f"num_rows must be at least 1, got {self.num_rows}.")
 
     def init(self, key, cloud):
         square = jnp.mean((cloud.scores / self.num_rows) ** 2, axis=0)
@@ -168,7 +153,7 @@ def psgld(
     decay: float = 0.99,
     regulariser: float = 1e-5,
     num_rows: int = 1,
-    correction: AbstractCorrection | None = None,
+    correction: AbstractCorrection = NoCorrection(),
     max_steps: int = 2000,
 ) -> PSGLD:
     """pSGLD with eta_t = step_size (offset + t)^-power, or with any schedule as ``step_size``.

@@ -13,14 +13,14 @@ from parvi.fields.icnn import ICNN
 from parvi.fields.jko_icnn import JKOICNN
 from parvi.fields.jko_variational import JKOVariational
 from parvi.fields.matrix_svgd import AbstractMatrixKernel, MatrixSVGD, UnitMean
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import MLP, Network
 from parvi.fields.pfg.preconditioners import AbstractPreconditioner, Hessian, Identity
-from parvi.fields.pfg.solvers import GradientDescent
 from parvi.fields.projected_svn import ProjectedSVN
 from parvi.fields.sliced_svgd import SlicedSVGD
 from parvi.fields.svgd import SVGD
-from parvi.fields.svn import SVN, AbstractSystem
+from parvi.fields.svn import SVN, AbstractSystem, BlockDiagonalSystem, Dimension
 from parvi.kernels import RBF, AbstractKernel, AbstractRadialKernel
 from parvi.samplers.flow import Flow
 from parvi.samplers.stein_neural_sampler import SteinNeuralSampler
@@ -33,7 +33,7 @@ def pfg_algorithm_1(
     num_inner_steps: int = 5,
     learning_rate: float = 1e-3,
     momentum: float = 0.9,
-    preconditioner: AbstractPreconditioner | None = None,
+    preconditioner: AbstractPreconditioner = Hessian(),
     base_shift: float = 0.0,
     warm_up: int = 0,
     batch_size: int | None = None,
@@ -46,7 +46,6 @@ def pfg_algorithm_1(
     ``batch_size`` each inner step sees so many particles, drawn afresh, instead of all: for
     thousands of them.
     """
-    preconditioner = Hessian() if preconditioner is None else preconditioner
     optimizer = _sgd(learning_rate, momentum)
     solver = GradientDescent(optimizer, num_inner_steps, warm_up, batch_size)
     field = PFG(MLP(width), preconditioner, solver, base_shift=base_shift)
@@ -55,12 +54,12 @@ def pfg_algorithm_1(
 
 def svgd(
     step_size: float = 0.1,
-    kernel: AbstractKernel | None = None,
+    kernel: AbstractKernel = RBF(),
     block_size: int | None = None,
     max_steps: int = 1000,
 ) -> Flow:
     """SVGD with Adam, by default with the RBF kernel and the median bandwidth."""
-    field = SVGD(RBF() if kernel is None else kernel, block_size)
+    field = SVGD(kernel, block_size)
     return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
 
 
@@ -94,7 +93,7 @@ def sliced_svgd(
 
 def matrix_svgd(
     matrix_kernel: AbstractMatrixKernel | None = None,
-    kernel: AbstractRadialKernel | None = None,
+    kernel: AbstractRadialKernel = RBF(),
     max_steps: int = 300,
 ) -> Flow:
     """Matrix SVGD in the metric of the mean Hessian, by default with RBF and median bandwidth.
@@ -102,13 +101,13 @@ def matrix_svgd(
     The kernel is divided by its mean over the particles, so that half a step is half of Newton's
     for any number of particles; a line search and a trust region guard it.
     """
-    field = MatrixSVGD(matrix_kernel, UnitMean(RBF() if kernel is None else kernel))
+    field = MatrixSVGD(matrix_kernel, UnitMean(kernel))
     return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
 
 
 def svn(
-    system: AbstractSystem | None = None,
-    kernel: AbstractRadialKernel | None = None,
+    system: AbstractSystem = BlockDiagonalSystem(),
+    kernel: AbstractRadialKernel = RBF(Dimension()),
     max_steps: int = 200,
 ) -> Flow:
     """Stein variational Newton, by default block-diagonal with the scaled Hessian kernel.

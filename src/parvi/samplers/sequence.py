@@ -122,20 +122,8 @@ class Stage(eqx.Module):
 
     name: str
     sampler: AbstractSampler
-    when: AbstractCondition
-    back_to: str | None
-
-    def __init__(
-        self,
-        name: str,
-        sampler: AbstractSampler,
-        when: AbstractCondition | None = None,
-        back_to: str | None = None,
-    ):
-        self.name = name
-        self.sampler = sampler
-        self.when = Always() if when is None else when
-        self.back_to = back_to
+    when: AbstractCondition = Always()
+    back_to: str | None = None
 
 
 class Sequence(eqx.Module):

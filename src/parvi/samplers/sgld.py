@@ -64,14 +64,9 @@ class SGLD(AbstractSampler):
         The number of steps in a run.
     """
 
-    schedule: Schedule
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
-
-    def __init__(self, schedule: Schedule | None = None, max_steps: int = 2000):
-        self.schedule = PolynomialDecay() if schedule is None else schedule
-        self.stopping_rule = Never()
-        self.max_steps = max_steps
+    schedule: Schedule = PolynomialDecay()
+    max_steps: int = 2000
+    stopping_rule: AbstractStoppingRule = Never()
 
     def init(self, key, cloud):
         # All that is remembered is the number of steps done.

@@ -77,31 +77,17 @@ class SteinNeuralSampler(AbstractSampler):
 
     generator_optimizer: optax.GradientTransformation
     critic_optimizer: optax.GradientTransformation
-    width: int
-    num_critic_steps: int
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
+    width: int = 32
+    num_critic_steps: int = 5
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 1000
 
-    def __init__(
-        self,
-        generator_optimizer: optax.GradientTransformation,
-        critic_optimizer: optax.GradientTransformation,
-        width: int = 32,
-        num_critic_steps: int = 5,
-        stopping_rule: AbstractStoppingRule | None = None,
-        max_steps: int = 1000,
-    ):
-        if width < 1 or num_critic_steps < 1:
+    def __check_init__(self):
+        if self.width < 1 or self.num_critic_steps < 1:
             raise ValueError(
                 "width and num_critic_steps must be at least 1, got "
-                f"{width} and {num_critic_steps}."
+                f"{self.width} and {self.num_critic_steps}."
             )
-        self.generator_optimizer = generator_optimizer
-        self.critic_optimizer = critic_optimizer
-        self.width = width
-        self.num_critic_steps = num_critic_steps
-        self.stopping_rule = Never() if stopping_rule is None else stopping_rule
-        self.max_steps = max_steps
 
     def init(self, key, cloud):
         key_generator, key_critic = jax.random.split(key)

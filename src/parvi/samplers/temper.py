@@ -79,23 +79,10 @@ class Temper(AbstractSampler):
     """
 
     bend: Bend
-    num_temperatures: int
-    breadth: float
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
-
-    def __init__(
-        self,
-        bend: Bend,
-        num_temperatures: int = 80,
-        breadth: float = 3.0,
-        max_steps: int = 5000,
-    ):
-        self.bend = bend
-        self.num_temperatures = num_temperatures
-        self.breadth = breadth
-        self.stopping_rule = Never()
-        self.max_steps = max_steps
+    num_temperatures: int = 80
+    breadth: float = 3.0
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 5000
 
     def init(self, key, cloud):
         frame = DenseFrame.of(cloud.particles)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from parvi.cloud import AbstractCloud
+from parvi.fields.pfg.closed_form import NormalEquations
 from parvi.fields.pfg.functions import RandomFeatures
-from parvi.fields.pfg.solvers import NormalEquations
 
 
 def stein_excess(

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from parvi.cloud import LogDensity
+from parvi.fields.pfg.closed_form import AbstractClosedForm
 from parvi.fields.pfg.functions import AbstractFunctions, Parameters
 from parvi.fields.pfg.metric import AbstractMetric
 from parvi.fields.pfg.objective import (
@@ -28,7 +29,7 @@ from parvi.fields.pfg.preconditioners import (
     AbstractPreconditioner,
     Identity,
 )
-from parvi.fields.pfg.solvers import AbstractClosedForm, AbstractSolver, Problem
+from parvi.fields.pfg.solvers import AbstractSolver, Problem
 from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
 # Particles at which the divergence of a base function is probed.

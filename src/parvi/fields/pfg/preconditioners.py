@@ -7,7 +7,7 @@ averaged over steps, damped so that they stay positive definite, and raised to `
 
 import abc
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -67,8 +67,8 @@ class Identity(AbstractMeansPreconditioner):
         return IdentityMetric(), memory
 
 
-class FisherDiagonal(AbstractPreconditioner):
-    """H = diag E[s^2]: the paper's choice, as in Adagrad. O(n d).
+class AbstractAveraged(AbstractPreconditioner):
+    """An estimate that is averaged over steps, damped and raised to a power.
 
     Parameters
     ----------
@@ -77,84 +77,132 @@ class FisherDiagonal(AbstractPreconditioner):
     decay
         Weight of the past in the moving average (bias corrected); 0 for none.
     damping
-        Added to the diagonal, as a share of its mean. (The dense metrics below clip their
-        eigenvalues at this share of the largest instead.)
+        Added to a diagonal H, as a share of its mean; the eigenvalues of a dense one are clipped
+        at this share of the largest instead.
     """
+
+    if TYPE_CHECKING:
+        # As in ``AbstractSampler``.
+        @property
+        def exponent(self) -> float: ...
+        @property
+        def decay(self) -> float: ...
+        @property
+        def damping(self) -> float: ...
+    else:
+        exponent: eqx.AbstractVar[float]
+        decay: eqx.AbstractVar[float]
+        damping: eqx.AbstractVar[float]
+
+    @abc.abstractmethod
+    def estimate(self, cloud: AbstractCloud) -> Any:
+        """From this cloud alone."""
+
+    @abc.abstractmethod
+    def metric(self, average: Any) -> AbstractMetric:
+        """From the average: by ``_diagonal`` or ``_dense``."""
+
+    def __check_init__(self):
+        name = type(self).__name__
+        if not 0 <= self.exponent <= 1:
+            raise ValueError(f"{name}: exponent must be between 0 and 1, got {self.exponent}.")
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"{name}: decay must be at least 0 and below 1, got {self.decay}.")
+        if not self.damping > 0:
+            raise ValueError(f"{name}: damping must be positive, got {self.damping}.")
+
+    def init(self, particles):
+        """An average over no steps: the running sum and the weight in it."""
+        shapes = jax.eval_shape(lambda x: self.estimate(Cloud(x, x, x[:, 0], jnp.sum)), particles)
+        zeros = jax.tree_util.tree_map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        return zeros, jnp.zeros((), particles.dtype)
+
+    def update(self, cloud, memory):
+        (total, weight), new = memory, self.estimate(cloud)
+        total = jax.tree_util.tree_map(
+            lambda t, e: self.decay * t + (1 - self.decay) * e, total, new
+        )
+        weight = self.decay * weight + (1 - self.decay)
+        # Corrected for its start at zero.
+        average = jax.tree_util.tree_map(lambda t: t / weight, total)
+        return self.metric(average), (total, weight)
+
+    def _diagonal(self, average) -> DiagonalMetric:
+        tiny = jnp.finfo(average.dtype).tiny
+        damped = average + jnp.maximum(self.damping * jnp.mean(average), tiny)
+        return DiagonalMetric(damped**self.exponent)
+
+    def _dense(self, average) -> DenseMetric:
+        """Eigenvalues by size, clipped from below at ``damping`` times the largest.
+
+        By size: where a Hessian has a direction of the wrong sign its curvature still says how far
+        a step may go (as in saddle-free Newton).
+        """
+        values, vectors = jnp.linalg.eigh(average)
+        values = jnp.abs(values)
+        smallest = jnp.maximum(self.damping * jnp.max(values), jnp.finfo(values.dtype).tiny)
+        return DenseMetric(jnp.maximum(values, smallest) ** self.exponent, vectors)
+
+
+class FisherDiagonal(AbstractAveraged):
+    """H = diag E[s^2]: the paper's choice, as in Adagrad. O(n d). See ``AbstractAveraged``."""
 
     exponent: float = 1.0
     decay: float = 0.9
     damping: float = 1e-3
 
-    def __check_init__(self):
-        _check_settings(self)
+    def estimate(self, cloud):
+        return jnp.mean(cloud.scores**2, axis=0)
 
-    def init(self, particles):
-        return _start(jnp.zeros(particles.shape[1], particles.dtype))
-
-    def update(self, cloud, memory):
-        average, memory = _average(jnp.mean(cloud.scores**2, axis=0), memory, self.decay)
-        return _diagonal(average, self), memory
+    def metric(self, average):
+        return self._diagonal(average)
 
 
-class Fisher(AbstractPreconditioner):
+class Fisher(AbstractAveraged):
     """H = E[s s^T], the Fisher information: large, and so safe, far away. O(n d^2 + d^3)."""
 
     exponent: float = 1.0
     decay: float = 0.9
     damping: float = 1e-3
 
-    def __check_init__(self):
-        _check_settings(self)
+    def estimate(self, cloud):
+        return cloud.scores.T @ cloud.scores / cloud.shape[0]
 
-    def init(self, particles):
-        return _start(_square_zeros(particles))
-
-    def update(self, cloud, memory):
-        estimate = cloud.scores.T @ cloud.scores / cloud.scores.shape[0]
-        average, memory = _average(estimate, memory, self.decay)
-        return _dense(average, self), memory
+    def metric(self, average):
+        return self._dense(average)
 
 
-class Hessian(AbstractPreconditioner):
+class Hessian(AbstractAveraged):
     """H = -E[grad^2 log p], exactly: d Hessian-vector products per particle, O(n d) memory."""
 
     exponent: float = 1.0
     decay: float = 0.0
     damping: float = 1e-6
 
-    def __check_init__(self):
-        _check_settings(self)
-
-    def init(self, particles):
-        return _start(_square_zeros(particles))
-
-    def update(self, cloud, memory):
+    def estimate(self, cloud):
         # One basis vector at a time: all at once would hold d copies of the cloud.
-        basis = jnp.eye(cloud.particles.shape[1], dtype=cloud.particles.dtype)
-        estimate = -jax.lax.map(cloud.mean_hessian_product, basis)
-        average, memory = _average((estimate + estimate.T) / 2, memory, self.decay)
-        return _dense(average, self), memory
+        basis = jnp.eye(cloud.shape[1], dtype=cloud.dtype)
+        products = -jax.lax.map(cloud.mean_hessian_product, basis)
+        return (products + products.T) / 2
+
+    def metric(self, average):
+        return self._dense(average)
 
 
-class InverseCovariance(AbstractPreconditioner):
+class InverseCovariance(AbstractAveraged):
     """H = the inverse covariance of the particles. O(n d^2 + d^3)."""
 
     exponent: float = 1.0
     decay: float = 0.0
     damping: float = 1e-6
 
-    def __check_init__(self):
-        _check_settings(self)
-
-    def init(self, particles):
-        return _start(_square_zeros(particles))
-
-    def update(self, cloud, memory):
+    def estimate(self, cloud):
         centred = cloud.particles - jnp.mean(cloud.particles, axis=0)
-        estimate = centred.T @ centred / centred.shape[0]
-        average, memory = _average(estimate, memory, self.decay)
-        covariance = _dense(average, self)
-        return DenseMetric(1 / covariance.values, covariance.vectors), memory
+        return centred.T @ centred / cloud.shape[0]
+
+    def metric(self, average):
+        covariance = self._dense(average)
+        return DenseMetric(1 / covariance.values, covariance.vectors)
 
 
 class RegressedHessian(AbstractPreconditioner):
@@ -206,7 +254,7 @@ class StandardisedCurvature(AbstractMeansPreconditioner):
         return DiagonalMetric(jnp.maximum(jnp.abs(sums), 1.0)), memory
 
 
-class Kronecker(AbstractPreconditioner):
+class Kronecker(AbstractAveraged):
     """H = a Kronecker product for each matrix-shaped parameter, a diagonal for the rest.
 
     For a block with score matrix S the Fisher information E[vec S vec S^T] is approximated by
@@ -231,9 +279,6 @@ class Kronecker(AbstractPreconditioner):
         leaves = jax.tree_util.tree_leaves(particle)
         return cls(tuple(tuple(jnp.shape(leaf)) for leaf in leaves), **settings)
 
-    def __check_init__(self):
-        _check_settings(self)
-
     def init(self, particles):
         dim = sum(math.prod(shape) for shape in self.shapes)
         if dim != particles.shape[1]:
@@ -241,23 +286,22 @@ class Kronecker(AbstractPreconditioner):
                 f"Kronecker was given shapes {self.shapes} of {dim} numbers, but the particles "
                 f"have {particles.shape[1]}; give the shapes of the unconstrained parameters."
             )
-        return _start(jax.tree_util.tree_map(jnp.zeros_like, self._estimate(particles)))
+        return super().init(particles)
 
-    def update(self, cloud, memory):
-        average, memory = _average(self._estimate(cloud.scores), memory, self.decay)
+    def metric(self, average):
         blocks: list[Any] = []
         for estimate in average:
             if len(estimate) == 1:
-                blocks.append(_diagonal(estimate[0], self))
+                blocks.append(self._diagonal(estimate[0]))
             else:
                 left, right = estimate
                 scale = jnp.maximum(jnp.trace(left), jnp.finfo(left.dtype).tiny)
-                blocks.append((_dense(left / scale, self), _dense(right, self)))
-        return KroneckerMetric(self.shapes, tuple(blocks)), memory
+                blocks.append((self._dense(left / scale), self._dense(right)))
+        return KroneckerMetric(self.shapes, tuple(blocks))
 
-    def _estimate(self, scores):
+    def estimate(self, cloud):
         parts: list[Any] = []
-        for block in split_blocks(scores, self.shapes):
+        for block in split_blocks(cloud.scores, self.shapes):
             num = block.shape[0]
             if block.ndim == 3:
                 left = jnp.einsum("nij,nkj->ik", block, block) / num
@@ -272,51 +316,3 @@ def at_least_one(moment: Float[Array, "d d"]) -> DenseMetric:
     """The symmetric part of a matrix, with eigenvalues by size and at least 1."""
     values, vectors = jnp.linalg.eigh((moment + moment.T) / 2)
     return DenseMetric(jnp.maximum(jnp.abs(values), 1.0), vectors)
-
-
-def _square_zeros(particles):
-    dim = particles.shape[1]
-    return jnp.zeros((dim, dim), particles.dtype)
-
-
-def _start(zeros):
-    """An average over no steps: the running sum and the weight in it."""
-    dtype = jax.tree_util.tree_leaves(zeros)[0].dtype
-    return zeros, jnp.zeros((), dtype)
-
-
-def _average(estimate, memory, decay):
-    """Exponential moving average, corrected for its start at zero."""
-    total, weight = memory
-    total = jax.tree_util.tree_map(lambda t, e: decay * t + (1 - decay) * e, total, estimate)
-    weight = decay * weight + (1 - decay)
-    return jax.tree_util.tree_map(lambda t: t / weight, total), (total, weight)
-
-
-def _diagonal(estimate, settings) -> DiagonalMetric:
-    tiny = jnp.finfo(estimate.dtype).tiny
-    damped = estimate + jnp.maximum(settings.damping * jnp.mean(estimate), tiny)
-    return DiagonalMetric(damped**settings.exponent)
-
-
-def _dense(estimate, settings) -> DenseMetric:
-    """Eigenvalues by size, clipped from below at ``damping`` times the largest.
-
-    By size: where a Hessian has a direction of the wrong sign its curvature still says how far a
-    step may go (as in saddle-free Newton).
-    """
-    values, vectors = jnp.linalg.eigh(estimate)
-    values = jnp.abs(values)
-    smallest = settings.damping * jnp.max(values)
-    smallest = jnp.maximum(smallest, jnp.finfo(values.dtype).tiny)
-    return DenseMetric(jnp.maximum(values, smallest) ** settings.exponent, vectors)
-
-
-def _check_settings(settings) -> None:
-    name = type(settings).__name__
-    if not 0 <= settings.exponent <= 1:
-        raise ValueError(f"{name}: exponent must be between 0 and 1, got {settings.exponent}.")
-    if not 0 <= settings.decay < 1:
-        raise ValueError(f"{name}: decay must be at least 0 and below 1, got {settings.decay}.")
-    if not settings.damping > 0:
-        raise ValueError(f"{name}: damping must be positive, got {settings.damping}.")

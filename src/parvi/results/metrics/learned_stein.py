@@ -23,10 +23,11 @@ import optax
 from jaxtyping import Array, ArrayLike, Float, Key
 
 from parvi.cloud import Cloud
+from parvi.fields.pfg.descent import GradientDescent
 from parvi.fields.pfg.functions import MLP, AbstractFunctions
 from parvi.fields.pfg.metric import DiagonalMetric
 from parvi.fields.pfg.objective import ExactDivergence, Quadratic
-from parvi.fields.pfg.solvers import AbstractSolver, GradientDescent, Problem
+from parvi.fields.pfg.solvers import AbstractSolver, Problem
 from parvi.geometry.frame import DenseFrame
 from parvi.results.metrics.inputs import as_key, as_scored
 

@@ -1,0 +1,171 @@
+"""The solver of Algorithm 1: some steps of gradient descent, from where the last fit ended."""
+
+import abc
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PyTree
+
+from parvi.fields.pfg.functions import Parameters
+from parvi.fields.pfg.metric import AbstractMetric
+from parvi.fields.pfg.solvers import AbstractSolver, check_holdout, split
+
+
+class AbstractUnit(eqx.Module):
+    """What the objective of a fit by gradient descent is divided by."""
+
+    @abc.abstractmethod
+    def of(self, metric: AbstractMetric, like: Float[Array, " d"]) -> float | Float[Array, ""]:
+        """The unit for this metric."""
+
+
+class Unscaled(AbstractUnit):
+    """1: the objective as it is."""
+
+    def of(self, metric, like):
+        return 1.0
+
+
+class MeanEigenvalue(AbstractUnit):
+    """The mean eigenvalue of H."""
+
+    def of(self, metric, like):
+        return metric.mean_eigenvalue(like)
+
+
+class LargestEigenvalue(AbstractUnit):
+    """The largest eigenvalue of H."""
+
+    def of(self, metric, like):
+        return metric.largest_eigenvalue(like)
+
+
+class DescentMemory(NamedTuple):
+    """Where gradient descent stopped, for a warm start."""
+
+    parameters: Parameters
+    optimizer: PyTree[Array]
+    started: Array
+
+
+class GradientDescent(AbstractSolver):
+    """T' steps of any optax optimiser, from where the last fit ended (Algorithm 1).
+
+    Parameters
+    ----------
+    optimizer
+        Build it once: a new optax object is a new compilation.
+    num_steps
+        T', inner steps at each fit.
+    warm_up
+        Further inner steps at the first fit, before the particles move.
+    batch_size
+        Particles in each inner step, drawn afresh; None for all.
+    holdout
+        Share of the particles on which the objective is watched; the parameters that were best
+        there are returned. 0 watches nothing.
+    patience
+        With ``holdout``: inner steps without improvement after which the fit ends.
+    unit
+        What the objective is divided by: ``Unscaled()``, or an eigenvalue of H, with which a
+        learning rate means the same for ten rows of data and for a million. ``LargestEigenvalue()``
+        is the safe one where a few coordinates have most of H; with ``MeanEigenvalue()`` the
+        others are fitted sooner.
+    """
+
+    optimizer: optax.GradientTransformation
+    num_steps: int = 5
+    warm_up: int = 0
+    batch_size: int | None = None
+    holdout: float = 0.0
+    patience: int = 5
+    unit: AbstractUnit = Unscaled()
+
+    def __check_init__(self):
+        if self.num_steps < 1 or self.warm_up < 0:
+            raise ValueError(
+                f"num_steps must be at least 1 and warm_up at least 0, got {self.num_steps} "
+                f"and {self.warm_up}."
+            )
+        if self.holdout != 0.0:
+            check_holdout(self.holdout)
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1, got {self.patience}.")
+
+    def check(self, functions, regulariser, num, dim):
+        if self.batch_size is not None and not 1 <= self.batch_size <= num:
+            raise ValueError(
+                f"batch_size must be between 1 and the number of particles ({num}), "
+                f"got {self.batch_size}."
+            )
+
+    def init(self, parameters):
+        state = self.optimizer.init(parameters.trainable)
+        return DescentMemory(parameters, state, jnp.zeros((), bool))
+
+    def solve(self, key, problem, memory):
+        key_split, key_loop = jax.random.split(key)
+        num_steps = jnp.where(memory.started, self.num_steps, self.num_steps + self.warm_up)
+        scale = self.unit.of(problem.metric, problem.particles[0])
+        if self.holdout > 0:
+            train, held_out = split(key_split, problem, self.holdout)
+            trainable, optimizer, done = self._early_stopped(
+                key_loop, train, held_out, scale, memory, num_steps
+            )
+            extra = {"inner_steps": done}
+        else:
+
+            def body(i, carry):
+                key_step = jax.random.fold_in(key_loop, i)
+                return self._descend(key_step, problem, scale, memory, *carry)
+
+            start = (memory.parameters.trainable, memory.optimizer)
+            trainable, optimizer = jax.lax.fori_loop(0, num_steps, body, start)
+            extra = {}
+        parameters = Parameters(memory.parameters.frozen, trainable)
+        return parameters, DescentMemory(parameters, optimizer, jnp.ones((), bool)), extra
+
+    def _descend(self, key, problem, scale, memory, trainable, optimizer):
+        key_batch, key_loss = jax.random.split(key)
+        if self.batch_size is not None:
+            num = problem.particles.shape[0]
+            problem = problem.subset(jax.random.randint(key_batch, (self.batch_size,), 0, num))
+
+        def loss(weights):
+            parameters = Parameters(memory.parameters.frozen, weights)
+            return problem.loss(key_loss, parameters) / scale
+
+        updates, optimizer = self.optimizer.update(jax.grad(loss)(trainable), optimizer, trainable)
+        return optax.apply_updates(trainable, updates), optimizer
+
+    def _early_stopped(self, key, train, held_out, scale, memory, num_steps):
+        frozen = memory.parameters.frozen
+        # The same probes at every inner step, so that scores on held-out particles compare.
+        key_held_out = jax.random.fold_in(key, 0)
+
+        def score(weights):
+            return held_out.loss(key_held_out, Parameters(frozen, weights))
+
+        def proceed(carry):
+            step, _, _, _, _, waited = carry
+            return (step < num_steps) & (waited < self.patience)
+
+        def body(carry):
+            step, trainable, optimizer, best, best_score, waited = carry
+            key_step = jax.random.fold_in(key, step + 1)
+            trainable, optimizer = self._descend(
+                key_step, train, scale, memory, trainable, optimizer
+            )
+            new = score(trainable)
+            better = new < best_score
+            best = jax.tree_util.tree_map(lambda a, b: jnp.where(better, a, b), trainable, best)
+            waited = jnp.where(better, 0, waited + 1)
+            return step + 1, trainable, optimizer, best, jnp.minimum(new, best_score), waited
+
+        start = memory.parameters.trainable
+        carry = (jnp.zeros((), int), start, memory.optimizer, start, score(start), 0)
+        step, _, optimizer, best, _, _ = jax.lax.while_loop(proceed, body, carry)
+        return best, optimizer, step
