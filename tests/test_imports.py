@@ -4,6 +4,7 @@ import ast
 import pathlib
 
 import parvi
+from parvi.samplers.catalogue import READY
 
 ORDER = [
     ("status", "counting"),
@@ -59,3 +60,10 @@ def test_the_top_level_is_small_and_shows_no_inner_module():
     assert 30 <= len(shown) <= 42
     inner = {"cloud", "counting", "evaluation", "geometry", "interface", "results", "run"}
     assert not (inner | {"samplers", "status", "targets", "sampling"}) & set(shown)
+
+
+def test_every_ready_sampler_is_public_and_in_the_guide():
+    guide = (ROOT.parents[1] / "docs" / "choosing.md").read_text()
+    for name, ready in READY.items():
+        assert getattr(parvi, name) is ready
+        assert f"`parvi.{name}()`" in guide or f"`{name}`" in guide

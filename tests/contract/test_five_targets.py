@@ -5,14 +5,8 @@ import pytest
 
 import parvi
 from parvi.models.logistic import logistic_regression
+from parvi.samplers.catalogue import READY
 from parvi.targets import zoo
-
-READY = (
-    *("pfg", "pfg_algorithm_1", "svgd", "matrix_svgd", "svn", "projected_svn", "grassmann_svgd"),
-    *("sliced_svgd", "neural_svgd", "stein_neural_sampler", "jko_icnn", "jko_variational"),
-    *("langevin", "sgld", "psgld", "nuts"),
-)
-
 
 def logistic():
     rng = np.random.default_rng(0)
@@ -37,7 +31,7 @@ TARGETS = {
 def test_defaults_run(name, target, dtype):
     density = TARGETS[target]
     start = np.random.default_rng(1).normal(size=(100, density.layout.dim)).astype(dtype)
-    result = parvi.sample(density, start, sampler=getattr(parvi, name)(), key=0)
+    result = parvi.sample(density, start, sampler=READY[name](), key=0)
     assert np.isfinite(result.particles).all()
     assert result.particles.dtype == dtype
     assert not result.status.failed

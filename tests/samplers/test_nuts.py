@@ -146,10 +146,25 @@ def test_at_most_as_many_steps_as_planned():
     assert 0 < early.history["drawn"][-1] < 1
     assert planned.history["drawn"][-1] == 1
     assert early.status is parvi.Status.MAX_STEPS
-    assert planned.status is parvi.Status.CONVERGED
+    assert planned.status is not parvi.Status.RUNNING
     # The same chains, seen for longer.
     np.testing.assert_array_equal(planned.history["step_size"][:35], early.history["step_size"])
     assert not np.array_equal(planned.particles, early.particles)
+
+
+def test_chains_that_disagree_have_not_converged():
+    """Two modes 40 standard deviations apart, and a chain in each."""
+
+    def log_density(x):
+        return jnp.logaddexp(-0.5 * jnp.sum((x - 20) ** 2), -0.5 * jnp.sum((x + 20) ** 2))
+
+    start = 20 * np.array([[1.0], [-1.0]] * 10)
+    apart = parvi.sample(log_density, start, sampler=parvi.nuts(50, 50, num_chains=2))
+    assert apart.history["r_hat"][-1] > 5
+    assert apart.status is parvi.Status.MAX_STEPS
+    together = parvi.sample(log_density, np.abs(start), sampler=parvi.nuts(50, 200, num_chains=2))
+    assert together.history["r_hat"][-1] < 1.1
+    assert together.status is parvi.Status.CONVERGED
 
 
 def test_a_divergence_is_counted():

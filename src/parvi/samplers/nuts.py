@@ -23,6 +23,10 @@ from parvi.status import Status
 from parvi.stopping import Never
 
 
+# Above it the chains have not met: the usual limit for a few hundred draws.
+_MOST_R_HAT = 1.1
+
+
 class Net(NamedTuple):
     """Which draws are in the rows: ``held[k]`` is the number of the one in slot k, -1 for none.
 
@@ -167,17 +171,20 @@ class NUTS(AbstractSampler):
         filled = (
             old.at[rows].set(n, mode="drop") for old, n in zip(cloud.place, found, strict=True)
         )
-        after = Cloud(*Place(*filled), cloud.log_density)
+        after = Cloud.of(Place(*filled), cloud.log_density)
         done = new.step >= self.num_warmup + self.num_draws
+        r_hat = _r_hat(new.moments)
+        # Chains that disagree have not converged, however long they are; one chain cannot disagree.
+        agreed = jnp.where(r_hat > _MOST_R_HAT, Status.MAX_STEPS, Status.CONVERGED)
         info = Info.of(
             after,
             step_size,
-            status=jnp.where(done, Status.CONVERGED, Status.RUNNING),
+            status=jnp.where(done, agreed, Status.RUNNING),
             gradients=jnp.sum(told.num_integration_steps),
             extra={
                 "acceptance": acceptance,
                 "divergences": new.divergences,
-                "r_hat": _r_hat(new.moments),
+                "r_hat": r_hat,
                 "drawn": jnp.mean(new.net.held >= 0, dtype=dtype),
             },
         )
