@@ -35,7 +35,7 @@ _RIDGE = 1e-2
 _MAX_KERNEL = 1024
 # Transitions of the default's own flight, and how many errors above the expected largest a change
 # must be.
-_TRANSITIONS = 8
+_TRANSITIONS = 5
 _MAX_DRIFT = 1.0
 
 

@@ -167,9 +167,9 @@ class Result:
         """What is wrong with these particles, in words, as far as they can tell.
 
         Tests of Stein's identity that the run did not use, each in units of what as many
-        independent draws would show, and 8 Hamiltonian transitions of every particle, which must
+        independent draws would show, and 5 Hamiltonian transitions of every particle, which must
         leave their means and variances as they are. ``bool(result.check())`` says whether nothing
-        was found; print it to read the findings. 65 further gradients a particle.
+        was found; print it to read the findings. 41 further gradients a particle.
 
         Parameters
         ----------
