@@ -1,4 +1,4 @@
-"""Clouds: what was found at the particles, asked in blocks so that any number of them will do."""
+"""Clouds: particles with their scores, evaluated in blocks so that any number of them fits."""
 
 import abc
 from collections.abc import Callable
@@ -14,15 +14,14 @@ from parvi.evaluation import even_blocks, values_and_scores
 
 LogDensity = Callable[[Float[Array, " d"]], Float[Array, ""]]
 
-# Particles whose features, scores and the like are there at once.
+# Number of particles whose features, scores and the like are in memory at once.
 BLOCK = 8192
 
 
 class AbstractCloud(eqx.Module):
     """All that a field or a sampler may know: particles, scores, and the log density itself.
 
-    What is asked as ``mean`` or ``values`` is computed in blocks: nothing larger than the particles
-    is made, however many they are.
+    ``mean`` and ``values`` compute in blocks, so no array is ever larger than the particles.
     """
 
     particles: eqx.AbstractVar[Float[Array, "n d"]]
@@ -33,26 +32,26 @@ class AbstractCloud(eqx.Module):
     @property
     @abc.abstractmethod
     def is_held(self) -> bool:
-        """Whether scores and log densities are there, or are found anew whenever they are asked."""
+        """Whether scores and log densities are kept, or recomputed whenever they are needed."""
 
     @property
     @abc.abstractmethod
     def shape(self) -> tuple[int, int]:
-        """n, d."""
+        """The pair (n, d)."""
 
     @property
     @abc.abstractmethod
     def dtype(self) -> Any:
-        """Of all arrays."""
+        """The dtype of all arrays."""
 
     @abc.abstractmethod
     def mean(
         self, function: Callable[["AbstractCloud", Float[Array, " m"]], PyTree[Array]]
     ) -> PyTree[Array]:
-        """The sum over blocks of ``function(block, weights)``, all weights 1 / n.
+        """The sum over blocks of ``function(block, weights)``, where all weights are 1 / n.
 
         A weighted sum over the particles of a block, ``weights @ values``, becomes the mean over
-        all. The particles of a block without a finite log density have scores that are NaN.
+        all. Particles of a block without a finite log density have NaN scores.
         """
 
     @abc.abstractmethod
@@ -61,14 +60,14 @@ class AbstractCloud(eqx.Module):
         function: Callable[["AbstractCloud"], Float[Array, "m d"]],
         onto: Float[Array, "n d"] | None = None,
     ) -> Float[Array, "n d"]:
-        """A function of each particle, block by block; it may not ask for scores.
+        """A function of each particle, block by block; it may not use the scores.
 
-        ``onto`` is an array that is no longer needed, whose place the values may take.
+        ``onto`` is an array that is no longer needed and that the values may overwrite.
         """
 
     @abc.abstractmethod
     def some(self, num: int | None = None) -> "AbstractCloud":
-        """So many of the particles (None: a block), evenly over all, with their scores."""
+        """An evenly spaced subset of ``num`` particles (None: a block) with their scores."""
 
     @property
     def finite(self) -> Bool[Array, ""]:
@@ -91,7 +90,7 @@ class AbstractCloud(eqx.Module):
     def stein_ratio(self) -> Float[Array, ""]:
         """-E[(x - mean) . score] / d, which is 1 at the target and falls with a collapse.
 
-        NaN where the scores are not held: it is not worth a gradient of every particle.
+        It is NaN if the scores are not held, as it is not worth a gradient of every particle.
         """
         if not self.is_held:
             return jnp.full((), jnp.nan, self.dtype)
@@ -100,7 +99,7 @@ class AbstractCloud(eqx.Module):
 
 
 class Place(NamedTuple):
-    """The arrays of a cloud: what the loop carries. Without scores where they are not held."""
+    """The arrays of a cloud, which the loop carries; the scores are None if they are not held."""
 
     particles: Float[Array, "n d"]
     scores: Float[Array, "n d"] | None
@@ -108,10 +107,10 @@ class Place(NamedTuple):
 
 
 class Cloud(AbstractCloud):
-    """What was found at the particles: the state that every sampler shares.
+    """Particles with their scores and log densities: the state that every sampler shares.
 
-    Of very many particles the scores need not be held (``Cloud.unread``): they are then found
-    block by block whenever a mean is asked for.
+    The scores of very many particles need not be held (``Cloud.unread``): they are then computed
+    block by block whenever a mean is needed.
     """
 
     particles: Float[Array, "n d"]
@@ -121,7 +120,7 @@ class Cloud(AbstractCloud):
 
     @classmethod
     def at(cls, log_density: LogDensity, particles: Float[Array, "n d"]) -> "Cloud":
-        """Evaluate log density and score at every particle, once."""
+        """Evaluate the log density and the score once at every particle."""
         values, scores = values_and_scores(log_density, particles)
         return cls(particles, scores, values, log_density)
 
@@ -204,15 +203,15 @@ class Cloud(AbstractCloud):
 
 
 def in_blocks(particles: Float[Array, "n d"], function: Callable) -> PyTree[Array]:
-    """``Cloud.mean`` of a function that asks for no scores."""
+    """``Cloud.mean`` of a function that uses no scores."""
     nothing = jnp.zeros((particles.shape[0], 0), particles.dtype)
     return Cloud(particles, nothing, nothing, jnp.sum).mean(function)
 
 
 class _Blocks(NamedTuple):
-    """n rows in ``parts`` blocks of one size; where n is odd, the last one begins early.
+    """n rows in ``parts`` blocks of one size; if n does not divide evenly, the last begins early.
 
-    With an even division block i has every ``parts``-th row, so that each device of a mesh has its
+    In an even division, block i has every ``parts``-th row, so that each device of a mesh has its
     part of every block.
     """
 
@@ -237,39 +236,39 @@ class _Blocks(NamedTuple):
         return jax.lax.dynamic_slice_in_dim(rows, self._first(i), self.size)
 
     def weights(self, i, dtype):
-        """1 / n for each row, 0 for those that an earlier block has counted."""
+        """1 / n for each row, and 0 for rows that an earlier block has counted."""
         if self.even:
             return jnp.full(self.size, 1 / self.num, dtype)
         new = self._first(i) + jnp.arange(self.size) >= i * self.size
         return new.astype(dtype) / self.num
 
     def shaped(self, rows):
-        """Where blocks are put, in the shape in which that happens in place."""
+        """The rows in the shape in which ``put`` works in place."""
         return rows.reshape(self.size, self.parts, -1) if self.even else rows
 
     def put(self, rows, block, i):
         if self.even:
             return jax.lax.dynamic_update_index_in_dim(rows, block, i, 1)
-        # Rows that two blocks share are computed twice, from the same old rows: the same values.
+        # Rows that two blocks share are computed twice from the same old rows, so they agree.
         return jax.lax.dynamic_update_slice_in_dim(rows, block, self._first(i), 0)
 
 
 class AbstractLens(eqx.Module):
-    """Shows a cloud otherwise: in other coordinates, or with other scores."""
+    """Shows a cloud in other coordinates, or with other scores."""
 
     @abc.abstractmethod
     def particles(self, particles: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """How the particles look through it."""
+        """The particles as seen through the lens."""
 
     @abc.abstractmethod
     def scores(
         self, particles: Float[Array, "m d"], scores: Float[Array, "m d"]
     ) -> Float[Array, "m d"]:
-        """How the scores look through it; ``particles`` as they are without it."""
+        """The scores as seen through the lens; ``particles`` are given without it."""
 
     @abc.abstractmethod
     def log_density(self, log_density: LogDensity) -> LogDensity:
-        """The log density of what is seen."""
+        """The log density as a function of the particles as seen."""
 
 
 class View(AbstractCloud):
@@ -282,7 +281,7 @@ class View(AbstractCloud):
         self.cloud = cloud
         self.lens = lens
 
-    # Equinox lets properties stand for what is abstract; the type checker takes it for a field.
+    # Equinox lets properties implement abstract variables; the type checker expects fields.
     @property  # type: ignore[misc]
     def log_density(self):  # type: ignore[override]
         return self.lens.log_density(self.cloud.log_density)

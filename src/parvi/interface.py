@@ -2,10 +2,10 @@
 
     log density -> Cloud -> Sampler.propose -> the run evaluates, once -> Sampler.conclude -> Cloud
 
-A *cloud* is what was found at the particles. A sampler proposes points and concludes from what was
-found there; the run does the rest: it evaluates the log density, counts the gradients, and puts
-back what was rejected or is not finite. All arrays are flat and unconstrained here: ``(n, d)``.
-Pytrees and constraints end at the border, in ``parvi.targets``.
+A *cloud* is the particles with their scores and log densities. A sampler proposes points and
+concludes from the cloud that is found there. The run does the rest: it evaluates the log density,
+counts the gradients, and puts back points that were rejected or are not finite. All arrays here
+are flat and unconstrained, ``(n, d)``; ``parvi.targets`` handles pytrees and constraints.
 """
 
 import abc
@@ -21,12 +21,12 @@ from parvi.status import Status
 
 
 class Info(NamedTuple):
-    """What a human needs to know of one step; the history is a stack of these.
+    """What a user needs to know about one step; the history is a stack of these.
 
     ``status`` is ``RUNNING`` until the sampler knows that it is done (``CONVERGED``) or that it
-    failed. ``kl_rate`` is the estimate of dKL/dt along the step's velocity (NaN where a sampler
-    has none). ``gradients`` counts evaluations: a sampler gives those that it made by itself, and
-    the run adds the one that it makes at every proposed point.
+    failed. ``kl_rate`` is the estimate of dKL/dt along the step's velocity (NaN for a sampler
+    without one). ``gradients`` counts evaluations: a sampler gives those that it made itself, and
+    the run adds its own at the proposed points.
     """
 
     status: Int[Array, ""]
@@ -48,7 +48,7 @@ class Info(NamedTuple):
         gradients: Any = 0,
         extra: dict[str, Array] | None = None,
     ) -> "Info":
-        """What is known of a step from this cloud; in its dtype."""
+        """The info of a step from this cloud, in its dtype."""
         dtype = cloud.dtype
         ratio = cloud.stein_ratio() if stein_ratio is None else stein_ratio
         return cls(
@@ -69,15 +69,15 @@ class AbstractVelocity(eqx.Module):
         """The velocity at one point."""
 
     def on(self, cloud: AbstractCloud) -> Float[Array, "n d"]:
-        """The velocity at every particle; may use the cloud's scores instead of asking again."""
+        """The velocity at every particle; may use the cloud's scores instead of new gradients."""
         return jax.vmap(self)(cloud.particles)
 
     def divergences(self, cloud: AbstractCloud) -> Float[Array, " n"]:
-        """The divergence at every particle; exact, by forward mode unless overridden."""
+        """The exact divergence at every particle, by forward mode unless overridden."""
         return jax.vmap(lambda x: jnp.trace(jax.jacfwd(self)(x)))(cloud.particles)
 
     def kl_rate(self, cloud: AbstractCloud) -> Float[Array, ""]:
-        """dKL/dt along this velocity, were the particles these."""
+        """dKL/dt along this velocity at these particles."""
 
         def rate(block, weights):
             return -weights @ gains(self.on(block), self.divergences(block), block.scores)
@@ -87,11 +87,11 @@ class AbstractVelocity(eqx.Module):
     def length(self, cloud: AbstractCloud, displacement: Float[Array, "n d"]) -> Float[Array, ""]:
         """The length of a displacement in units of the particles' spread.
 
-        The largest, over the coordinates, of its root mean square over the particles.
+        It is the largest, over the coordinates, of the root mean squares over the particles.
         """
         spread = jnp.std(cloud.particles, axis=0)
         root_mean_square = jnp.sqrt(jnp.mean(displacement**2, axis=0))
-        # Particles that coincide have no spread to measure by: they move freely.
+        # Particles that coincide have no spread to measure with, so they move freely.
         relative = root_mean_square / jnp.where(spread > 0, spread, 1.0)
         return jnp.max(jnp.where(spread > 0, relative, 0.0))
 
@@ -101,13 +101,13 @@ class AbstractVelocity(eqx.Module):
 
 
 class AbstractJointVelocity(AbstractVelocity):
-    """A velocity whose values and divergences are found together, for many points at once."""
+    """A velocity that computes values and divergences together, for many points at once."""
 
     @abc.abstractmethod
     def with_divergences(
         self, points: Float[Array, "m d"]
     ) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
-        """Values and divergences."""
+        """The values and the divergences at the points."""
 
     def __call__(self, x):
         return self.with_divergences(x[None])[0][0]
@@ -120,7 +120,7 @@ class AbstractJointVelocity(AbstractVelocity):
 
 
 class Fit(NamedTuple):
-    """A fitted velocity with its values at the cloud's particles, so that none asks twice."""
+    """A fitted velocity with its values at the particles, so that none is computed twice."""
 
     velocity: AbstractVelocity
     values: Float[Array, "n d"]
@@ -147,44 +147,44 @@ class AbstractField(eqx.Module):
 
     @property
     def asks_means_only(self) -> bool:
-        """Whether of scores it asks ``cloud.mean`` only, so that they need not be kept."""
+        """Whether it uses scores only through ``cloud.mean``, so that they need not be kept."""
         return False
 
     @abc.abstractmethod
     def init(self, key: Key[Array, ""], particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """What the field remembers from one fit to the next."""
+        """The memory before the first fit."""
 
     @abc.abstractmethod
     def fit(
         self, key: Key[Array, ""], cloud: AbstractCloud, memory: PyTree[Array]
     ) -> tuple[Fit, Any]:
-        """Fit a velocity; returns it with the new memory."""
+        """Fit a velocity, and return it with the new memory."""
 
 
 class AbstractStoppingRule(eqx.Module):
-    """Says from the history of ``Info`` whether a run is done. Its memory is part of the carry."""
+    """Decides from each step's ``Info`` whether a run is done. Its memory is part of the carry."""
 
     @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """What the rule remembers."""
+        """The memory before the first step."""
 
     @abc.abstractmethod
     def update(
         self, info: Info, accepted: Bool[Array, ""], memory: PyTree[Array]
     ) -> tuple[Bool[Array, ""], Any]:
-        """Whether the run is done after this step, which moved some particle or none."""
+        """Whether the run is done after this step; ``accepted`` says if any particle moved."""
 
 
 class AbstractSampler(eqx.Module):
-    """Moves the whole ensemble: proposes points, and concludes from what was found there.
+    """Moves the whole ensemble: proposes points, and concludes from what is found there.
 
-    ``stopping_rule`` ends a run, ``max_steps`` at the latest; a sampler that knows by itself when
-    it is done says so by ``Info.status``. What it remembers from one step to the next is its own
-    business: any pytree of arrays whose shapes and dtypes stay.
+    ``stopping_rule`` ends a run, after ``max_steps`` at the latest. A sampler that knows by itself
+    when it is done reports it in ``Info.status``. Its memory from one step to the next may be any
+    pytree of arrays with fixed shapes and dtypes.
     """
 
     if TYPE_CHECKING:
-        # A type checker takes abstract variables for fields that come before a sampler's own.
+        # A type checker would take abstract variables for fields before the sampler's own.
         @property
         def stopping_rule(self) -> AbstractStoppingRule: ...
         @property
@@ -195,10 +195,10 @@ class AbstractSampler(eqx.Module):
 
     @property
     def asks_means_only(self) -> bool:
-        """Whether of scores it asks ``cloud.mean`` only, so that they need not be kept.
+        """Whether it uses scores only through ``cloud.mean``, so that they need not be kept.
 
-        Then very many particles take two arrays of their size and no more, at the price of a
-        gradient whenever a mean is asked for.
+        Very many particles then take only two arrays of their size, at the price of a gradient
+        for every mean.
         """
         return False
 
@@ -210,19 +210,18 @@ class AbstractSampler(eqx.Module):
     def propose(
         self, key: Key[Array, ""], cloud: Cloud, memory: PyTree[Array]
     ) -> tuple[Float[Array, "n d"] | Cloud, Any]:
-        """Where to look next, and what ``conclude`` has to know.
+        """The points to evaluate next, and what ``conclude`` has to know.
 
-        Points are evaluated by the run; a sampler that has found out by itself what is there gives
-        a ``Cloud``.
+        The run evaluates the points. A sampler that has evaluated them itself returns a ``Cloud``.
         """
 
     @abc.abstractmethod
     def conclude(
         self, cloud: Cloud, pending: Any, arrived: Cloud
     ) -> tuple[Bool[Array, "..."], Any, Info]:
-        """Which points are taken (all or none, or a flag for each), the new memory, and facts.
+        """Which points are taken (one flag for all, or one for each), the new memory, and info.
 
         The run puts back particles whose points are not taken. Points that are not finite are
-        never taken: of a flag for each, such a one is dropped; a move of all that was taken as a
-        whole ends the run as ``NONFINITE``.
+        never taken: with a flag for each, only those are dropped; with one flag for all, taking
+        them ends the run as ``NONFINITE``.
         """

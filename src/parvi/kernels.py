@@ -19,7 +19,7 @@ class Profile(NamedTuple):
 
 
 class AbstractKernel(eqx.Module):
-    """A positive-definite function; everything else in this folder is built from it."""
+    """A positive-definite function of two points."""
 
     @abc.abstractmethod
     def __call__(self, x: Float[Array, " d"], y: Float[Array, " d"]) -> Float[Array, ""]:
@@ -31,7 +31,7 @@ class AbstractRadialKernel(AbstractKernel):
 
     @abc.abstractmethod
     def adapted(self, particles: Float[Array, "n d"], max_points: int | None) -> "AbstractKernel":
-        """The kernel with the bandwidth that these particles ask for, a fixed number."""
+        """The same kernel, with its bandwidth fixed at the value for these particles."""
 
     @abc.abstractmethod
     def profile(self, square: Float[Array, "..."], dim: int) -> Profile:
@@ -42,7 +42,7 @@ class AbstractRadialKernel(AbstractKernel):
 
 
 class AbstractBandwidth(eqx.Module):
-    """h, the squared length of a radial kernel."""
+    """A rule for h, the squared length of a radial kernel."""
 
     @abc.abstractmethod
     def of(self, particles: Float[Array, "n d"], max_points: int | None) -> Float[Array, ""]:
@@ -61,7 +61,7 @@ class Fixed(AbstractBandwidth):
 class Median(AbstractBandwidth):
     """h = median of squared distances, divided by log n unless ``over_log`` is False.
 
-    With log n (Liu & Wang 2016) sum_j k(x_i, x_j) is about 2 in high dimension.
+    Division by log n (Liu & Wang 2016) makes sum_j k(x_i, x_j) about 2 in high dimension.
     """
 
     over_log: bool = True
@@ -69,7 +69,7 @@ class Median(AbstractBandwidth):
     def of(self, particles, max_points):
         num = particles.shape[0]
         if max_points is not None and num > max_points:
-            # Evenly spaced rows: particles have no order, so these are as good as random ones.
+            # Particles have no order, so evenly spaced rows are as good as random ones.
             particles = particles[jnp.linspace(0, num - 1, max_points).astype(int)]
         median = median_square_distance(particles)
         square = median / jnp.log(num) if self.over_log and num > 1 else median
@@ -84,7 +84,8 @@ class RBF(AbstractRadialKernel):
     bandwidth
         h. ``Fixed(2 * sigma**2)`` is a Gaussian of standard deviation sigma.
     normalised
-        c = 1/sigma with h = 2 sigma^2, as in the paper's appendix (Example 1); else c = 1.
+        Whether c = 1/sigma with h = 2 sigma^2, as in the paper's appendix (Example 1). Otherwise
+        c = 1.
     """
 
     bandwidth: AbstractBandwidth = Median()
@@ -147,13 +148,13 @@ class CallableKernel(AbstractKernel):
 
 
 def square_distances(x: Float[Array, "n d"], y: Float[Array, "m d"]) -> Float[Array, "n m"]:
-    """|x_i - y_j|^2 by one matrix product; centred first, so that little is lost by rounding."""
+    """|x_i - y_j|^2 by one matrix product, centred first so that little is lost by rounding."""
     centre = jnp.mean(y, axis=0)
     x, y = x - centre, y - centre
     scale = jnp.sum(x**2, axis=1)[:, None] + jnp.sum(y**2, axis=1)
     square = scale - 2 * (x @ y.T)
     # Points that coincide differ by the rounding of these sums, which must not look like a
-    # distance: a median or a bandwidth would follow it.
+    # distance because a median or a bandwidth would follow it.
     resolution = 4 * jnp.finfo(x.dtype).eps * x.shape[1] ** 0.5
     return jnp.where(square <= resolution * scale, 0.0, square)
 
@@ -162,8 +163,8 @@ def median_square_distance(particles: Float[Array, "n d"]) -> Float[Array, ""]:
     """The median of |x_i - x_j|^2 over distinct pairs, without a sort of the pairs.
 
     Sorting n^2 numbers is 94 % of a naive SVGD step. The rank is a smooth function of the
-    threshold, so that a safeguarded secant search gets it within 1e-4 of one half in a few
-    passes: of O(n^2), or, on a line (d = 1), of O(n log n) after a sort of the n particles.
+    threshold, so a safeguarded secant search brings it within 1e-4 of one half in a few passes.
+    A pass is O(n^2), or O(n log n) on a line (d = 1) after a sort of the n particles.
     """
     num, dim = particles.shape
     if num < 2:
@@ -173,7 +174,7 @@ def median_square_distance(particles: Float[Array, "n d"]) -> Float[Array, ""]:
     square = square_distances(particles, particles)
 
     def count(threshold):
-        # The n distances of a point to itself are zero and always counted: taken out again.
+        # The n zero distances of points to themselves are always counted, so they are subtracted.
         return jnp.sum(square <= threshold, dtype=jnp.int32) - num
 
     zero = jnp.zeros((), particles.dtype)
@@ -186,7 +187,7 @@ def _median_distance_on_a_line(points):
     before = jnp.arange(1, num + 1)
 
     def count(threshold):
-        # Of the points to the right of each, those within reach.
+        # This counts the points to the right of each that are within reach.
         reach = jnp.searchsorted(ordered, ordered + threshold, side="right")
         return jnp.sum(reach - before, dtype=jnp.int32)
 
@@ -202,11 +203,11 @@ def median_by_counting(count, pairs, zero, largest):
     Parameters
     ----------
     count
-        The number of pairs at or below a threshold.
+        Function that returns the number of pairs at or below a threshold.
     pairs
-        The number of all pairs.
+        Number of all pairs.
     zero
-        What is not above this counts as zero.
+        Distances up to this value count as zero.
     largest
         A threshold that no pair exceeds.
     """
@@ -241,7 +242,7 @@ def median_by_counting(count, pairs, zero, largest):
     at_zero, at_largest = excess(zero), jnp.asarray(half, dtype)
     start = (0, zero, largest, at_zero, at_largest, largest, at_largest)
     found = jax.lax.while_loop(proceed, body, start)[5]
-    # Where half of the pairs coincide the search would only creep towards zero.
+    # If half of the pairs coincide, the search would only creep towards zero.
     return jnp.where(at_zero >= 0, jnp.zeros((), dtype), found)
 
 

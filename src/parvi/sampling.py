@@ -1,4 +1,4 @@
-"""``sample``: the loop over chunks, between which everything that is not arithmetic happens."""
+"""``sample`` runs compiled chunks of steps and does everything but arithmetic between them."""
 
 import contextlib
 import time
@@ -25,8 +25,8 @@ from parvi.status import SamplingError, SamplingInterrupted, Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
 
-# How long a compiled call should take: often enough for the bar and for Ctrl-C, seldom enough that
-# dispatch costs nothing.
+# A compiled call should be short enough for the bar and for Ctrl-C, and long enough that dispatch
+# costs nothing.
 _SECONDS_PER_CHUNK = 0.25
 
 
@@ -47,31 +47,33 @@ def sample(
     Parameters
     ----------
     log_density
-        Of one particle (an array or any pytree) to a scalar; or a ``Target``.
+        Function from one particle (an array or any pytree) to a scalar, or a ``Target``.
     init
-        The first particles: an ``(n, d)`` array, a pytree of arrays with leading axis n, or
-        ``init(key, n)``. None where the target knows its shape: N(0, I), unconstrained. Its dtype
-        is the run's: a NumPy float64 array runs in float64 whatever JAX's flag says.
+        The first particles: an ``(n, d)`` array, a pytree of arrays with leading axis n, or a
+        function ``init(key, n)``. If the target knows its shape, None draws them from N(0, I),
+        unconstrained. Their dtype is that of the run: a NumPy float64 array runs in float64
+        whatever JAX's flag says.
     key
         An int or a JAX key. The same key gives the same bits.
     num_particles
-        Where ``init`` is a function or None; 512 unless given.
+        Number of particles if ``init`` is a function or None. The default is 512.
     sampler
-        ``parvi.pfg()`` unless given.
+        The sampler. The default is ``parvi.pfg()``.
     num_steps
-        At most so many; the run ends before where the sampler is done. None: the sampler's own
-        limit.
+        Maximum number of steps. The run ends earlier if the sampler is done. None means the
+        sampler's own limit.
     progress
-        A bar on standard error. None: where that is a terminal.
+        Whether to show a bar on standard error. None shows it if standard error is a terminal.
     checkpoint
-        Reserved; not there yet, and refused.
+        Reserved for later; anything but None is refused.
     mesh
-        A ``jax.sharding.Mesh``: particles are spread over its first axis, rows of a
+        A ``jax.sharding.Mesh``. Particles are spread over its first axis, and the rows of a
         ``MiniBatch``'s data over its second, if it has one. On several machines every process
         calls ``sample`` with the same arguments and gets all particles (docs/scaling.md).
     throw
-        Whether a failed run raises ``SamplingError`` (with the result in it) or comes back with
-        its status. An interrupted run raises ``SamplingInterrupted``, a ``KeyboardInterrupt``.
+        Whether a failed run raises ``SamplingError`` and an interrupted run
+        ``SamplingInterrupted``, a ``KeyboardInterrupt``, both with the result in them. If False,
+        the result is returned with its status.
 
     Returns
     -------
@@ -109,14 +111,14 @@ def sample(
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
-            # Particles are moved in place where they are many: not those of the caller.
+            # Many particles are moved in place, which must not change the caller's array.
             particles = jnp.array(particles, copy=True)
         place, num_moved = target.admit(particles, key_check)
         del particles
         sharding = particle_sharding(mesh, len(place.particles))
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
-        # Handed over, not lent: a million particles need not be kept twice.
+        # The list gives up its reference, so that a million particles are not kept twice.
         handed = [place]
         del place
         with noted_interrupts() as interrupts:
@@ -130,7 +132,7 @@ def sample(
 
 @jax.jit
 def _three(key):
-    """One program: to split and to unpack by themselves are two."""
+    """Split and unpack in one program; separately they are two."""
     return tuple(jax.random.split(key, 3))
 
 
@@ -159,7 +161,7 @@ def _driven(run: Run, limit: int, bar: Bar, interrupts) -> bool:
                 chunk, compiled = 1, run.compile_seconds
     except KeyboardInterrupt:
         if run.particles.is_deleted():
-            # A second Ctrl-C, while large arrays were moved in place: asked for and given up.
+            # A second Ctrl-C came while large arrays were moved in place: nothing is left.
             raise
         return True
     return False

@@ -1,8 +1,8 @@
 """Steppers: how far the particles move along a fitted velocity, and whether the move is kept.
 
-A stepper proposes a displacement; the sampler evaluates log density and scores there, once; the
-stepper judges. A rejected move leaves the particles and their scores as they were, and the next
-step tries a shorter one.
+A stepper proposes a displacement, the log density and scores are evaluated there once, and the
+stepper judges the move. A rejected move leaves the particles and their scores unchanged, and the
+next step tries a shorter one.
 """
 
 import abc
@@ -21,7 +21,7 @@ from parvi.interface import Fit
 class Proposal(NamedTuple):
     """A displacement of every particle, ``factor * direction``, and the step size behind it.
 
-    The two are kept apart so that its length can be told without one more array of its size.
+    The two are kept apart so that its length can be computed without one more array of its size.
     """
 
     direction: Float[Array, "n d"]
@@ -46,23 +46,23 @@ class AbstractStepper(eqx.Module):
 
     @property
     def asks_means_only(self) -> bool:
-        """Whether it moves along the velocity itself, and of scores asks ``cloud.mean`` only."""
+        """Whether it moves along the velocity itself and uses scores only in ``cloud.mean``."""
         return False
 
     @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """What is remembered from one step to the next."""
+        """The memory before the first step."""
 
     @abc.abstractmethod
     def propose(
         self, step: Int[Array, ""], cloud: AbstractCloud, fit: Fit, memory: PyTree[Array]
     ) -> tuple[Proposal, Any]:
-        """A displacement for this step."""
+        """Propose a displacement for this step."""
 
     def judge(
         self, before: AbstractCloud, after: AbstractCloud, fit: Fit, memory: PyTree[Array]
     ) -> tuple[Verdict, Any]:
-        """Whether the move is kept; only finite ones unless overridden."""
+        """Decide whether the move is kept. By default, every finite move is."""
         return Verdict(after.finite, ~after.finite), memory
 
 
@@ -96,18 +96,18 @@ class Decaying(AbstractStepper):
 class Curvature(AbstractStepper):
     """eta = factor / |H^-1 E[grad^2 log p]|, the largest curvature seen through the metric.
 
-    The remark after Theorem 1 of Dong et al. 2023. The largest eigenvalue is followed by one
-    power iteration a step (``warm_up`` of them at the first), each a Hessian-vector product
-    averaged over the particles: about two gradient evaluations.
+    This follows the remark after Theorem 1 of Dong et al. 2023. The largest eigenvalue is tracked
+    by one power iteration per step (``warm_up`` of them at the first). Each is a Hessian-vector
+    product averaged over the particles and costs about two gradient evaluations.
 
     Parameters
     ----------
     factor
-        Share of the bound; 1/2 is what the paper's analysis of the discrete case uses.
+        Share of the bound. The paper's analysis of the discrete case uses 1/2.
     max_step
-        Upper limit, for nearly flat densities.
+        Upper limit of the step, for nearly flat densities.
     warm_up
-        Power iterations before the first move.
+        Number of power iterations before the first move.
     """
 
     factor: float = 0.5
@@ -116,7 +116,7 @@ class Curvature(AbstractStepper):
 
     def init(self, particles):
         dim, dtype = particles.shape[1], particles.dtype
-        # Not a symmetric start: all entries equal could be orthogonal to the top eigenvector.
+        # A start with equal entries could be orthogonal to the top eigenvector.
         start = jnp.cos(jnp.arange(dim, dtype=dtype)) + 0.1
         return start / jnp.linalg.norm(start), jnp.zeros((), bool)
 
@@ -142,9 +142,10 @@ class Optax(AbstractStepper):
     Parameters
     ----------
     transformation
-        For instance ``optax.adam(0.1)``. Build it once: a new object is a new compilation.
+        For instance ``optax.adam(0.1)``. Build it once, since a new object is compiled anew.
     factor
-        Of its updates. As an array, unlike a learning rate, it can change without a compilation.
+        Factor on its updates. If it is an array, it can change without a compilation, unlike a
+        learning rate.
     """
 
     transformation: optax.GradientTransformation
@@ -162,24 +163,24 @@ class Optax(AbstractStepper):
 
 
 class TrustRegion(AbstractStepper):
-    """Any stepper, its displacement shortened to a radius in units of the particles' spread.
+    """Shortens the displacements of any stepper to a radius in units of the particles' spread.
 
-    The length of a displacement is the largest, over the coordinates, of its root mean square
-    over the particles, in standard deviations of that coordinate or, for a velocity that was
-    fitted in a frame, in the coordinates of that frame. All particles are shortened by
-    one factor, so that an affine move stays affine.
+    The length of a displacement is the root mean square over the particles of its largest
+    coordinate, in standard deviations of that coordinate. A velocity that was fitted in a frame is
+    measured in the coordinates of that frame. All particles are shortened by one factor, so that
+    an affine move stays affine.
 
     Parameters
     ----------
     stepper
-        Whose moves are shortened.
+        The stepper whose moves are shortened.
     radius
-        In standard deviations of the particles.
+        Radius in standard deviations of the particles.
     grow
-        Factor by which the radius grows with each shortened move that is kept, and by whose
-        square it falls back, to ``radius`` at the least, with each that is not. Above 1 only for
-        a stepper that judges its moves: it lets a cloud reach a target 10^5 of its own standard
-        deviations away.
+        Factor by which the radius grows after each shortened move that is kept. After each move
+        that is not kept, the radius falls by the square of this factor, but not below ``radius``.
+        Values above 1 are only for a stepper that judges its moves: they let a cloud reach a
+        target 10^5 of its own standard deviations away.
     """
 
     stepper: AbstractStepper
@@ -213,21 +214,21 @@ class TrustRegion(AbstractStepper):
 
 
 class LineSearch(AbstractStepper):
-    """A step that grows while the fitted velocity still descends where it leads.
+    """A step size that grows while the fitted velocity still descends at the proposed particles.
 
     At the proposed particles the KL rate along the same velocity f, -E[f . s + div f], must not
-    exceed ``slack`` times minus the old rate: for a quadratic KL the step is then at most
+    exceed ``slack`` times minus the old rate. For a quadratic KL the step is then at most
     1 + slack times the minimiser along f, and the KL decreases. A kept move multiplies the step
-    by ``grow``, a rejected one, or one to non-finite densities, by ``shrink``.
+    by ``grow``; a rejected move, or one to non-finite densities, multiplies it by ``shrink``.
 
     Parameters
     ----------
     step_size
-        The first one.
+        The first step size.
     max_step, min_step
-        Limits; below the lower one the run has stalled.
+        Limits of the step size. Below ``min_step`` the run has stalled.
     grow, shrink, slack
-        As above.
+        See above.
     """
 
     step_size: float = 0.5
@@ -249,7 +250,7 @@ class LineSearch(AbstractStepper):
 
     def judge(self, before, after, fit, memory):
         rate = fit.velocity.kl_rate(after)
-        # Scores that are not held are NaN, and so is the rate, where the density is not finite.
+        # If scores are not held, a density that is not finite makes them and the rate NaN.
         finite = jnp.isfinite(rate) & (after.finite if after.is_held else True)
         # A rate at the level of rounding says nothing: at rest every finite move is kept.
         resolution = 8 * jnp.finfo(memory.dtype).eps * before.shape[1]

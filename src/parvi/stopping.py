@@ -1,4 +1,4 @@
-"""When a run is done."""
+"""Stopping rules, which decide when a run is done."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -7,18 +7,18 @@ from parvi.interface import AbstractSampler, AbstractStoppingRule
 
 
 class KLRate(AbstractStoppingRule):
-    """Done when |dKL/dt| is a small share of what sampling noise would make it.
+    """Stops when |dKL/dt| is a small share of what sampling noise would make it.
 
     The mean of n independent draws is wrong by a KL of d / (2n). In a metric near the curvature
-    the KL that is left within the function class is about half the rate, so that with a share of
-    0.01 the particles' mean is left about ten times closer than that of n independent draws.
+    the KL that is left within the function class is about half the rate, so a share of 0.01 leaves
+    the particles' mean about ten times closer than that of n independent draws.
 
     Parameters
     ----------
     share
-        The rate may be at most ``share * d / n``; raised to what the dtype can resolve.
+        The rate must be at most ``share * d / n``, or what the dtype can resolve if that is larger.
     patience
-        For so many steps in a row.
+        Number of steps in a row that must satisfy this bound.
     """
 
     share: float = 0.01
@@ -48,7 +48,7 @@ class Never(AbstractStoppingRule):
 
 
 def exactly(sampler: AbstractSampler, num_steps: int) -> AbstractSampler:
-    """The same sampler for just so many steps: its stopping rule is not asked."""
+    """The same sampler for exactly this many steps, without its stopping rule."""
     changed = eqx.tree_at(
         lambda s: s.stopping_rule,
         sampler,

@@ -8,6 +8,7 @@ from parvi.models.logistic import logistic_regression
 from parvi.samplers.catalogue import READY
 from parvi.targets import zoo
 
+
 def logistic():
     rng = np.random.default_rng(0)
     features = rng.normal(size=(100, 10))

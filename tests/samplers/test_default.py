@@ -178,3 +178,17 @@ def test_a_path_that_does_not_settle_is_undone():
     assert run.status == parvi.Status.CONVERGED
     np.testing.assert_array_equal(run.particles, before)
     assert [name for name, _ in run.history][-1] == "settle, undone"
+
+
+def test_sequences_that_cannot_run_are_refused():
+    after = parvi.samplers.sequence.After("another")
+    with pytest.raises(ValueError, match="No stage can begin"):
+        parvi.sample(
+            lambda x: -jnp.sum(x**2),
+            start(2),
+            sampler=parvi.Sequence(parvi.Stage("late", affine(), when=after)),
+        )
+    with pytest.raises(ValueError, match="names of their own"):
+        parvi.Sequence(parvi.Stage("same", affine()), parvi.Stage("same", affine()))
+    with pytest.raises(ValueError, match="goes back to"):
+        parvi.Sequence(parvi.Stage("one", affine(), back_to="none"))

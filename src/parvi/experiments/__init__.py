@@ -1,1 +1,1 @@
-"""Experiments: what the command line runs."""
+"""The experiments that the command line runs."""

@@ -1,7 +1,7 @@
-"""Experiments cut into cells: each is run once, saved as one JSON file, and never run again.
+"""Experiments are cut into cells: each is run once and saved as one JSON file.
 
-A run can be stopped, resumed or spread over machines that share a folder; tables and figures are
-only ever made from cells.
+A run can be stopped, resumed or spread over machines that share a folder. Tables and figures are
+made only from cells.
 """
 
 import json
@@ -16,12 +16,12 @@ import jax
 
 from parvi.experiments.datasets import is_there
 
-# What tells a cell from all others of its experiment: names and plain values.
+# The names and plain values that identify a cell of an experiment.
 Setting = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """A finished cell: its setting, what came out, and how long it took."""
+    """A finished cell: its setting, its result, and the seconds it took."""
 
     setting: dict[str, Any]
     result: dict[str, Any]
@@ -32,7 +32,7 @@ class Experiment(NamedTuple):
     """A table or figure of the paper.
 
     ``settings(quick)`` lists the cells, ``run(setting)`` makes one, and ``page(cells, folder)``
-    writes the section of the report, with figures in ``folder``. ``datasets`` must be there.
+    writes the section of the report, with figures in ``folder``. It needs the data in ``datasets``.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Experiment(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far an experiment is; ``missing`` data sets keep it from going on."""
+    """The progress of an experiment, which cannot go on without its ``missing`` data sets."""
 
     done: int
     total: int
@@ -52,7 +52,7 @@ class Progress(NamedTuple):
 
 
 def progress(experiment: Experiment, folder: pathlib.Path, quick: bool = False) -> Progress:
-    """How far it is."""
+    """The progress of an experiment."""
     settings = experiment.settings(quick)
     done = sum(_path(experiment, folder, setting).exists() for setting in settings)
     missing = tuple(name for name in experiment.datasets if not is_there(name))
@@ -65,24 +65,24 @@ def pending(
     quick: bool = False,
     part: tuple[int, int] = (1, 1),
 ) -> list[dict]:
-    """The settings that have no cell yet; of ``part`` (k, m), the k-th of m shares of all."""
+    """The settings without a cell; ``part`` = (k, m) selects the k-th of m shares of all."""
     number, parts = part
     settings = experiment.settings(quick)
-    # Stretches, not every m-th: neighbours often share what was compiled and tuned.
+    # A share is a contiguous stretch, as neighbours often share compiled programs and tuning.
     share = settings[len(settings) * (number - 1) // parts : len(settings) * number // parts]
     return [setting for setting in share if not _path(experiment, folder, setting).exists()]
 
 
-# The experiment and setting whose compiled programs are kept, but for seed and split.
+# The experiment and setting, except seed and split, whose compiled programs are kept.
 _last: dict[str, Any] = {}
 
 
 def make(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> Cell:
-    """Run a cell and save it; a cell that was cut off leaves nothing behind."""
+    """Run a cell and save it; an interrupted cell leaves nothing behind."""
     global _last
     kind = {"name": experiment.name, **setting, "seed": None, "split": None}
     if kind != _last:
-        # Many compiled programs in one process exhaust the memory maps that a process may have.
+        # Many compiled programs would exhaust the memory maps of one process.
         jax.clear_caches()
         _last = kind
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def make(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> Cell
 
 
 def finished(experiment: Experiment, folder: pathlib.Path, quick: bool = False) -> Iterator[Cell]:
-    """The cells that are there, in the order of the settings."""
+    """The finished cells, in the order of the settings."""
     for setting in experiment.settings(quick):
         path = _path(experiment, folder, setting)
         if path.exists():

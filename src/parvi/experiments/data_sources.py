@@ -1,4 +1,4 @@
-"""The paper's data sets: publishers' addresses, checksums, licences, and how each file is read."""
+"""The paper's data sets: publishers' addresses, checksums, licences, and parsers."""
 
 import gzip
 import pathlib
@@ -12,12 +12,12 @@ from jaxtyping import Float
 
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 _MNIST = "http://yann.lecun.com/exdb/mnist/"
-# The publisher's address is often out of service.
+# The publisher's address is often unavailable.
 _MNIST_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 
 
 class Table(NamedTuple):
-    """Features and targets; the first ``num_train`` rows are its publisher's training set."""
+    """Features and targets; the first ``num_train`` rows are the publisher's training set."""
 
     features: Float[np.ndarray, "rows d"]
     targets: Float[np.ndarray, " rows"]
@@ -27,8 +27,8 @@ class Table(NamedTuple):
 class File(NamedTuple):
     """A file as published: its name, address and sha256.
 
-    ``content`` is the sha256 of what a gzip file holds, for those whose headers differ between
-    copies. Where nobody has recorded a checksum, both are None and the parser counts the rows.
+    ``content`` is the sha256 of a gzip file's content, for files whose headers differ between
+    copies. If nobody has recorded a checksum, both are None and only the rows are counted.
     """
 
     name: str
@@ -39,7 +39,7 @@ class File(NamedTuple):
 
 
 class Dataset(NamedTuple):
-    """What is known of one data set."""
+    """The files, licence, size and parser of one data set."""
 
     name: str
     files: tuple[File, ...]
@@ -67,7 +67,7 @@ def _is(column, yes, no) -> np.ndarray:
 
 
 def _last(separator, header=None, label=None):
-    """Rows whose last column is the target; with ``label``, whether it is that one."""
+    """Rows whose last column is the target; with ``label``, the target is whether it equals it."""
 
     def parse(paths):
         values = _numbers(paths[0], separator, header)
@@ -78,7 +78,7 @@ def _last(separator, header=None, label=None):
 
 
 def _excel(columns, target):
-    """The first sheet, without its header, empty rows and further columns."""
+    """The first sheet without its header, empty rows and extra columns."""
 
     def parse(paths):
         frame = pd.read_excel(paths[0], sheet_name=0, header=0, engine="calamine")
@@ -132,8 +132,8 @@ def _mnist_file(name, sha256):
     return File(name, _MNIST + name, sha256, mirror=_MNIST_MIRROR + name)
 
 
-# Checksums as recorded by public projects for the publishers' files. Nobody's record of Year's was
-# found: its rows are counted instead.
+# Public projects have recorded these checksums of the publishers' files. No record was found for
+# Year, so its rows are counted instead.
 _ENTRIES = (
     _uci(
         "sonar",

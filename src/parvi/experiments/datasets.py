@@ -1,7 +1,7 @@
-"""The data sets of the paper: found, fetched, checked and read.
+"""Finds, fetches, checks and reads the data sets of the paper.
 
-Files are looked for in the folder that the environment variable ``PARVI_DATA`` names (or its
-folder ``data``), else in the user's cache. Nothing is downloaded unless ``fetch`` is called.
+Files are looked up in the folder that the environment variable ``PARVI_DATA`` names (or its
+subfolder ``data``), else in the user's cache. Nothing is downloaded unless ``fetch`` is called.
 """
 
 import gzip
@@ -18,11 +18,11 @@ ENVIRONMENT = "PARVI_DATA"
 
 
 class DataError(Exception):
-    """A data file is missing, truncated or altered; says which, and how to get it."""
+    """A data file is missing, truncated or altered; the message says how to get it."""
 
 
 def folder() -> pathlib.Path:
-    """Where data files are looked for and fetched to."""
+    """The folder in which data files are looked up and to which they are fetched."""
     chosen = os.environ.get(ENVIRONMENT)
     if chosen:
         return pathlib.Path(chosen)
@@ -33,7 +33,7 @@ def folder() -> pathlib.Path:
 
 
 def load(name: str) -> Table:
-    """Read a data set that is there; ``DataError`` if it is not, or not what was published."""
+    """Read a data set; raises ``DataError`` if it is missing or differs from the published one."""
     dataset = find(name)
     paths = [_verified(dataset, file) for file in dataset.files]
     try:
@@ -55,7 +55,7 @@ def load(name: str) -> Table:
 
 
 def fetch(name: str, progress: bool = False) -> list[pathlib.Path]:
-    """Download what is missing of a data set, check it, and return its paths."""
+    """Download the missing files of a data set, check them, and return all paths."""
     dataset = find(name)
     paths = []
     for file in dataset.files:
@@ -67,21 +67,21 @@ def fetch(name: str, progress: bool = False) -> list[pathlib.Path]:
 
 
 def is_there(name: str) -> bool:
-    """Whether all files of a data set are there; their content is not looked at."""
+    """Whether all files of a data set are there; their content is not checked."""
     return all(_place(file) is not None for file in find(name).files)
 
 
 def find(name: str) -> Dataset:
-    """What is known of a data set; ``ValueError`` with the names that there are."""
+    """The entry of a data set; raises ``ValueError`` with all names if there is none."""
     if name not in DATASETS:
-        raise ValueError(f"There is no data set {name!r}; there are {', '.join(DATASETS)}.")
+        raise ValueError(f"There is no data set {name!r}; choose one of {', '.join(DATASETS)}.")
     return DATASETS[name]
 
 
 def standard_splits(num_rows: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The train and test rows of the UCI benchmark (Hernandez-Lobato and Adams 2015).
 
-    One seed for the data set, then a permutation a split, nine tenths of it for training.
+    One seed serves the data set; each split is a permutation, with nine tenths for training.
     """
     # The published splits come from NumPy's old generator.
     rng = np.random.RandomState(1)
@@ -131,7 +131,7 @@ def _verified(dataset: Dataset, file: File) -> pathlib.Path:
 
 
 def _difference(file: File, place: pathlib.Path) -> str | None:
-    """What tells a file from the published one, if anything."""
+    """The difference between a file and the published one, or None."""
     found = None
     if file.sha256 is not None:
         with place.open("rb") as handle:
@@ -143,7 +143,7 @@ def _difference(file: File, place: pathlib.Path) -> str | None:
             with gzip.open(place, "rb") as handle:
                 found = hashlib.file_digest(handle, "sha256").hexdigest()
         except (OSError, EOFError) as error:
-            return f"is no whole gzip file ({error})"
+            return f"is not a complete gzip file ({error})"
         if found == file.content:
             return None
         return f"holds data of sha256 {found}, expected {file.content}"

@@ -1,7 +1,8 @@
 """The demonstration: PFG and SVGD on a real posterior, with NUTS as the truth.
 
-Bayesian logistic regression on the breast-cancer table that scikit-learn ships: 569 rows, 30
-standardised features and an intercept, N(0, 1) prior. Everything printed is measured in this run.
+The posterior is Bayesian logistic regression on the breast-cancer table that scikit-learn ships:
+569 rows, 30 standardised features and an intercept, N(0, 1) prior. Every number it prints is
+measured in this run.
 """
 
 import pathlib
@@ -21,12 +22,12 @@ from parvi.targets.target import Target
 
 TRUTH = "NUTS (truth)"
 
-# Sets of independent draws that the particles are compared with.
+# Number of sets of independent draws that the particles are compared with.
 _NUM_SETS = 20
 
 
 class Quality(NamedTuple):
-    """How far a set of particles is from the truth, in units of the truth's own spread."""
+    """The errors of a set of particles, in units of the truth's own spread."""
 
     mean_error: float
     worst_sd_ratio: float
@@ -34,7 +35,7 @@ class Quality(NamedTuple):
 
 
 class Demonstration(NamedTuple):
-    """All that was run and measured."""
+    """The truth, the runs and their measured qualities."""
 
     truth: Float[np.ndarray, "m d"]
     runs: dict[str, Result]
@@ -84,8 +85,8 @@ def quality(particles: Float[np.ndarray, "n d"], truth: Float[np.ndarray, "m d"]
     """Errors of a set of particles, each parameter standardised by the truth.
 
     ``mean_error`` is the root mean square over the parameters, in standard deviations;
-    ``worst_sd_ratio`` the ratio of standard deviations furthest from 1; ``energy_ratio`` the
-    energy distance over that expected of as many independent draws.
+    ``worst_sd_ratio`` is the ratio of standard deviations furthest from 1; ``energy_ratio`` is the
+    energy distance divided by the one expected of the same number of independent draws.
     """
     centre, scale = truth.mean(axis=0), truth.std(axis=0)
     x, y = (particles - centre) / scale, (truth - centre) / scale
@@ -99,7 +100,7 @@ def quality(particles: Float[np.ndarray, "n d"], truth: Float[np.ndarray, "m d"]
 
 
 def draw(demonstration: Demonstration, path: pathlib.Path) -> None:
-    """Particles over the truth in its two widest directions, and every standard deviation."""
+    """Draw the particles over the truth in its two widest directions, and all sd ratios."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -127,7 +128,7 @@ def draw(demonstration: Demonstration, path: pathlib.Path) -> None:
         ratios = demonstration.runs[name].matrix().std(axis=0) / truth.std(axis=0)
         right.plot(ratios, "o", color=colour, label=name, markersize=4)
     num = len(demonstration.runs["PFG"].matrix())
-    # Of n independent normal draws the ratio is within 2 / sqrt(2 n) of 1, 19 times in 20.
+    # For n independent normal draws the ratio is within 2 / sqrt(2 n) of 1, 19 times in 20.
     band = 2 / np.sqrt(2 * num)
     right.axhspan(1 - band, 1 + band, color="0.88", label=f"95 % of {num} independent draws")
     right.axhline(1, color="0.5", linewidth=1)

@@ -13,7 +13,7 @@ def panels(rows: int, columns: int, size: float = 2.6) -> tuple[Any, Any]:
 
 
 def save(figure: Any, folder: pathlib.Path, name: str) -> str:
-    """Save it beside the page, and return what the page says in its place."""
+    """Save the figure beside the page, and return the Markdown that shows it."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.png", dpi=110)
     return f"![{name}]({folder.name}/{name}.png)\n"

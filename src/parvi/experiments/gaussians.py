@@ -1,8 +1,8 @@
-"""Figures 1, 2, 4 and 7: flows between Gaussians, where every regulariser has its own way.
+"""Figures 1, 2, 4 and 7: flows between Gaussians, where every regulariser takes its own path.
 
-Affine methods run on particles whose moments are exactly those of N(0, I), and so are the flow of
-infinitely many, at the paper's step of 1e-3; SVGD with the RBF kernel and the network run on 1000
-particles with 1e-2.
+Affine methods run at the paper's step of 1e-3 on particles whose moments are exactly those of
+N(0, I), so they follow the flow of infinitely many particles. SVGD with the RBF kernel and the
+network run on 1000 particles with 1e-2.
 """
 
 import equinox as eqx
@@ -32,7 +32,7 @@ _SGD = optax.sgd(1e-2, momentum=0.9, nesterov=True)
 _NUM_RECORDS = 100
 _HORIZON = 10.0
 
-# Means and variances of the four cases of Figure 4; the last is that of Figures 1 and 2.
+# Means and variances of the four cases of Figure 4; Figures 1 and 2 use the last.
 _CASES = {
     "a": ((1.0, 1.0), (1.0, 1.0)),
     "b": ((1.0, 1.0), (100.0, 1.0)),
@@ -49,7 +49,7 @@ _NAMES = {
 
 
 def _method(name):
-    """Its field, its step, its number of particles."""
+    """The method's field, step size and number of particles."""
     network = GradientDescent(_SGD, num_steps=10, warm_up=500)
     return {
         "SVGD (linear)": (SVGD(LinearKernel()), 1e-3, 100),
@@ -76,7 +76,7 @@ def _run(setting):
     start = exact_normal(num, 2)
     sampler = Flow(field, Constant(step))
     out = moments_along(sampler, target, start, setting["records"], every)
-    # A flow that has left the numbers has an infinite KL: linear SVGD does, far away.
+    # A flow that has overflowed has an infinite KL, as linear SVGD has far away.
     kl = [
         float(gaussian_kl(m, c, mean, np.diag(variances))) if _proper(m, c) else None
         for m, c in zip(out.means, out.covariances, strict=True)
@@ -111,7 +111,7 @@ def _field_settings(quick):
     return [{"field": name} for name in names]
 
 
-# Figure 1: those of four regularisers, and optimal transport.
+# Figure 1: the velocities of four regularisers, and optimal transport.
 _FIELDS = {
     "SVGD (linear)": "½‖f‖²_H, linear kernel",
     "SVGD (RBF)": "½‖f‖²_H, RBF kernel",
@@ -137,7 +137,7 @@ def _run_field(setting):
     mean, variances = map(np.array, _CASES["d"])
     points = _grid(-3, 3)
     if name == "transport":
-        # From N(0, I): the map is m* + S*^(1/2) x.
+        # The map from N(0, I) is m* + S*^(1/2) x.
         vectors = mean + points * (np.sqrt(variances) - 1)
     else:
         field, _, num = _method(name)
@@ -159,7 +159,7 @@ def _velocity(field, log_density, num, points):
 
 
 def _known(values):
-    """As an array, with NaN where nothing is known."""
+    """The values as an array, with NaN for None."""
     return np.array(values, dtype=np.float64)
 
 
@@ -192,12 +192,13 @@ def _field_page(cells, folder):
                 middle, whole = cosines[len(cosines) // 2], np.mean(cosines)
                 rows.append([_FIELDS[name], f"{middle:.3f}", f"{whole:.3f}"])
     intro = (
-        "g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), and the Helmholtz parts of the "
-        "term μ* μₜᵀ x of linear SVGD at μₜ = [0, 10]. The table has the cosine of the angle to "
-        "optimal transport, at the mean of the particles and on average over the grid. At the "
-        "mean only the last regulariser points where transport does. Around it the last one "
-        "spreads by Σ* - I where transport spreads by its root, so that over the grid it is not "
-        "the nearest; the paper says that it alone approximates transport, and shows pictures.\n\n"
+        "The figures show g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), and the "
+        "Helmholtz parts of the term μ* μₜᵀ x of linear SVGD at μₜ = [0, 10]. The table gives the "
+        "cosine of the angle to optimal transport, at the mean of the particles and on average "
+        "over the grid. At the mean only the last regulariser points where transport does. Around "
+        "the mean it spreads by Σ* - I where transport spreads by its root, so over the grid it "
+        "is not the nearest. The paper says that it alone approximates transport, and shows "
+        "pictures.\n\n"
     )
     table = markdown(["regulariser", "at the mean", "over the grid"], rows) if rows else ""
     return intro + table + "\n" + "\n".join(text) + "\n" + footnote(cells)
@@ -228,10 +229,11 @@ def _page(cells, folder):
         for name in _NAMES
     ]
     text = (
-        "Figure 4: distance of the mean and KL divergence over time, steps of 1e-3 (affine "
-        "methods, exact moments) and 1e-2 (RBF kernel and network, 1000 particles, moments of the "
-        "particles, so that their KL is that of the fitted Gaussian). Figure 2: paths of the mean "
-        "and p(5, x) in case d, with one standard deviation. The KL divergence at t = 10:\n\n"
+        "Figure 4 shows the distance of the mean and the KL divergence over time. Affine methods "
+        "take steps of 1e-3 with exact moments; the RBF kernel and the network take steps of 1e-2 "
+        "with the moments of 1000 particles, so their KL is that of the fitted Gaussian. Figure 2 "
+        "shows the paths of the mean and p(5, x) in case d, with one standard deviation. The table "
+        "gives the KL divergence at t = 10.\n\n"
     )
     header = ["", *(f"({case})" for case in cases)]
     return text + markdown(header, table) + "\n" + "\n".join(pictures) + "\n" + footnote(cells)
@@ -241,7 +243,7 @@ def _last_kl(cells):
     if not cells:
         return ""
     last = cells[0].result["kl"][-1]
-    return "left the numbers" if last is None else f"{last:.2g}"
+    return "not finite" if last is None else f"{last:.2g}"
 
 
 def _draw_paths(cells, folder):

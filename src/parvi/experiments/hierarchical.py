@@ -1,12 +1,12 @@
 """Table 1 and the table of preconditioners: hierarchical logistic regression, 200 particles.
 
-Features standardised, a column of ones; a fifth of the rows for testing, and of the others a fifth
-for choosing the step size from {1e-1, .., 1e-4}: four runs for every method, the value is in the
-cell. Mini-batches of 200 rows, 2000 steps, start from the prior of the weights at alpha = 1. PFG:
-network of 32 units, T' = 5, SGD 1e-2 with momentum 0.9, H = (diagonal Fisher information)^0.5, a
-constant step; SVGD: Adam without momentum; SGLD: the step size times 100 / rows, falling as
-t^-0.55. The default is given no step size, no validation, and all training rows up to 5000, else
-5000 of them a step.
+Features are standardised, and a column of ones is added. A fifth of the rows is for testing, and a
+fifth of the others for choosing the step size from {1e-1, .., 1e-4}, by four runs for every method;
+the cell records the choice. Runs take 2000 steps on mini-batches of 200 rows, from the prior of the
+weights at alpha = 1. PFG has a network of 32 units, T' = 5, SGD 1e-2 with momentum 0.9,
+H = (diagonal Fisher information)^0.5 and a constant step. SVGD uses Adam without momentum. SGLD
+uses the step size times 100 / rows, falling as t^-0.55. The default needs no step size and no
+validation, and sees all training rows, at most 5000 per step.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,12 +66,12 @@ def _sampler(name, size, dim, num_rows, steps):
 
 
 def _tunable(name, size, dim, num_rows):
-    # As an array: a step size is then no reason to compile anew.
+    # The size is an array, so that a new value needs no new compilation.
     size = np.float32(size)
     if name == "SVGD":
         return Flow(SVGD(), Optax(_ADAM, size))
     if name == "SGLD":
-        # The curvature grows with the rows, and nothing here divides by it.
+        # The curvature grows with the rows, and SGLD has no metric to divide by it.
         return sgld(PolynomialDecay(np.float32(size * 100 / num_rows), offset=1.0))
     solver = GradientDescent(_SGD, num_steps=5, warm_up=100, unit=MeanEigenvalue())
     return Flow(PFG(MLP(32), _preconditioner(name, dim), solver), Constant(size))
@@ -111,9 +111,10 @@ def _scores(run, data):
 
 
 def tuned(setting: Setting, sizes: Sequence[float], prepare: Callable) -> dict:
-    """Scores on the test rows with the step size, of ``sizes``, that is best in validation.
+    """Scores on the test rows with the step size among ``sizes`` that is best in validation.
 
-    ``prepare(data)`` makes ``size -> run``; without sizes nothing is tuned, and it gets None.
+    ``prepare(data)`` returns the function ``size -> run``. Without sizes nothing is tuned, and the
+    size is None.
     """
     train, validation, test = _data(setting["dataset"], setting["seed"])
     fit = prepare(train)
@@ -140,7 +141,7 @@ def run(setting: Setting) -> dict:
     def prepare(data):
         features, labels = data
         batch = min(_DEFAULT_BATCH if name == DEFAULT else _BATCH, len(labels))
-        # One target for all step sizes: another one would be compiled anew.
+        # All step sizes share one target, as another would need a new compilation.
         target = hierarchical_logistic_regression(features, labels, batch)
         dim = features.shape[1]
 
@@ -176,7 +177,7 @@ def _metric_settings(quick):
 
 
 def table(cells: Sequence[Cell], name: str) -> str:
-    """Methods beside the figures that the paper prints under this name."""
+    """The methods' scores beside the figures that the paper prints under this name."""
     paper = published(name)
     rows = []
     for dataset in dict.fromkeys(cell.setting["dataset"] for cell in cells):
@@ -201,18 +202,18 @@ def table(cells: Sequence[Cell], name: str) -> str:
 
 
 def orderings(cells: Sequence[Cell], ours: str = "PFG") -> str:
-    """Where a method is at or above all others."""
+    """The data sets on which a method is at or above all others."""
     parts = [ordering(cells, ours, "accuracy", True), ordering(cells, ours, "nll", False)]
     return "\n" + "\n".join(parts)
 
 
 _PROTOCOL = (
-    "Protocol: features standardised by the training rows, 64 % training, 16 % validation (the "
-    "step size, four runs a method), then trained on both, 20 % test; the predictive probability "
-    "is averaged over the particles. alpha ~ Gamma(1, 0.01): the paper prints Gamma(0, 0.01), "
-    "which is improper. The paper does not say how it scales the features, and its split is its "
-    "own: its likelihoods on German are far below any of ours, so that the two columns compare "
-    "methods, not each other.\n\n"
+    "Features are standardised by the training rows. Of the rows, 64 % are for training, 16 % for "
+    "choosing the step size (four runs per method) and then training too, and 20 % for testing; "
+    "the predictive probability is averaged over the particles. alpha ~ Gamma(1, 0.01), as the "
+    "paper's Gamma(0, 0.01) is improper. The paper does not say how it scales the features, and "
+    "has a split of its own. Its likelihoods on German are far below any of ours, so compare "
+    "methods within a column, not the two columns.\n\n"
 )
 
 
@@ -222,10 +223,10 @@ def _page(cells, folder):
 
 def _metric_page(cells, folder):
     text = (
-        "Protocol as in Table 1. Diagonal and K-FAC: the Fisher information to the power 0.5; full "
-        "Hessian: its mean over the particles, from the rows of the step. With standardised "
-        "features all four are within a standard error of each other: the paper's gain is not "
-        "seen.\n\n"
+        "The protocol is that of Table 1. Diagonal and K-FAC use the Fisher information to the "
+        "power 0.5; the full Hessian is its mean over the particles, from the rows of the step. "
+        "With standardised features all four are within a standard error of each other, and the "
+        "paper's gain is not seen.\n\n"
     )
     return text + table(cells, "preconditioners") + orderings(cells, "Diagonal")
 

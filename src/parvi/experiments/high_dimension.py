@@ -1,8 +1,8 @@
 """Variance collapse and high dimension: the appendix's three tables on N(0, I) and four modes.
 
-The setting of the GSVGD paper: n = 500; N(0, I) from N(2, 2 I), and four unit Gaussians on a
-circle of radius 5 in the first two coordinates from N(0, I); 2000 steps, Adam 0.1 for the kernel
-methods.
+The setting is that of the GSVGD paper, with n = 500 particles. They go from N(2, 2 I) to N(0, I),
+and from N(0, I) to four unit Gaussians on a circle of radius 5 in the first two coordinates, in
+2000 steps, with Adam 0.1 for the kernel methods.
 """
 
 import functools
@@ -38,12 +38,12 @@ DEFAULT = "PFG (default)"
 
 
 def _network(step_size):
-    """Algorithm 1 as the paper runs it: SGD 1e-3 with Nesterov's momentum 0.9, H = I."""
+    """Algorithm 1 as the paper runs it, with SGD 1e-3, Nesterov momentum 0.9 and H = I."""
     solver = GradientDescent(_SGD, num_steps=10, warm_up=200)
     return Flow(PFG(MLP(128), Identity(), solver), Constant(step_size))
 
 
-# Built once: a new optimiser would be a new compilation.
+# These are built once, as a new optimiser would trigger a new compilation.
 @functools.cache
 def _samplers():
     linear = PFG(Linear(), Identity(), Ridge(1e-6))
@@ -99,7 +99,7 @@ def _run_energy(setting):
     quadrant = 2 * (run.particles[:, 0] > 0) + (run.particles[:, 1] > 0)
     weights = np.bincount(quadrant, minlength=4) / len(quadrant)
     return {
-        # Half of the energy distance, as geomloss has it and so the papers' tables.
+        # The papers' tables give half of the energy distance, as geomloss does.
         "energy": energy_distance(run.particles, truth) / 2,
         "worst_weight": float(np.max(np.abs(weights - 0.25))),
         **_facts(run),
@@ -113,7 +113,7 @@ def _grid(methods, quick, only_first=()):
         for method in methods
         for dim in dims
         if dim == dims[0] or method not in only_first
-        # Innermost: one compiled program serves them all.
+        # Seeds are innermost, so that one compiled program serves them all.
         for seed in range(seeds)
     ]
 
@@ -146,22 +146,23 @@ def _table(cells, number, digits, paper, scale=1.0):
 
 def _variance_page(cells, folder):
     text = (
-        "Variance of N(0, I), averaged over the coordinates; 1 is right. In brackets the paper's. "
-        "Seconds: the median of a run, with compilation.\n\n"
+        "The table gives the variance of N(0, I), averaged over the coordinates; 1 is right. The "
+        "paper's figures are in brackets. Seconds are the median of a run, with compilation.\n\n"
     )
     return text + _table(cells, "variance", 3, published("variance")) + footnote(cells)
 
 
 def _energy_page(cells, folder):
     text = (
-        "Energy distance x 100 between four modes and 500 particles from N(0, I), half of "
-        "2E|x-y| - E|x-x'| - E|y-y'| with the truth's own noise taken out. In brackets the "
-        "paper's. For 500 independent draws its expectation is that of the last row.\n\n"
+        "The table gives 100 times the energy distance between four modes and 500 particles from "
+        "N(0, I): half of 2E|x-y| - E|x-x'| - E|y-y'|, without the truth's own noise. The paper's "
+        "figures are in brackets. The last row is its expectation for 500 independent draws.\n\n"
     )
     weights = (
-        "\nThe largest distance of a mode's weight from 1/4. Where Algorithm 1 is above the "
-        "paper's energy distance, these are uneven too: between modes nothing moves once the "
-        "particles are there. The default's tempered path evens them out.\n\n"
+        "\nThe next table gives the largest distance of a mode's weight from 1/4. Where Algorithm "
+        "1 is above the paper's energy distance, its weights are uneven too: once the particles "
+        "have reached the modes, none moves between them. The default's tempered path evens the "
+        "weights out.\n\n"
     )
     return (
         text

@@ -1,11 +1,11 @@
 """The table of JKO schemes (appendix): hierarchical logistic regression on Covertype.
 
-Model, split, start and scores are those of Table 1, and so are the PFG runs. The JKO schemes: 12
-steps in the particles' own metric, each of 50 inner steps on 5000 fresh rows, networks of 32 units
-(input-convex: two such layers, Adam 2e-2; variational: Adam 1e-2 for the map, 5 steps of Adam 3e-3
-for the dual). JKO-ICNN's own paper does more: 6 steps of 10 000 inner ones, 2 x 512 units. A step's
-length is relative to the particles' spread, so that the schemes have a grid of their own, as long
-as that of PFG.
+Model, split, start and scores are those of Table 1, and so are the PFG runs. The JKO schemes take
+12 steps in the particles' own metric, each of 50 inner steps on 5000 fresh rows, with networks of
+32 units (input-convex: two such layers, Adam 2e-2; variational: Adam 1e-2 for the map, 5 steps of
+Adam 3e-3 for the dual). JKO-ICNN's own paper takes 6 steps of 10 000 inner ones, with 2 x 512
+units. A step's length is relative to the particles' spread, so the schemes have a grid of their
+own, as long as that of PFG.
 """
 
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def _run(setting):
 
     def prepare(data):
         features, labels = data
-        # One target for all step sizes, and these as arrays: what differs would be compiled anew.
+        # All step sizes share one target and are arrays, so that they share one compilation.
         target = hierarchical_logistic_regression(features, labels, min(_BATCH, len(labels)))
         particles = hierarchical.start(features.shape[1], seed)
 
@@ -78,12 +78,12 @@ def _page(cells, folder):
     inner = " and ".join(str(n) for n in sorted({c.setting["inner_steps"] for c in schemes}))
     steps = " and ".join(str(n) for n in sorted(set(values(schemes, "steps"))))
     text = (
-        f"Protocol, PFG and its step sizes as in Table 1. The JKO schemes: {steps} steps of "
-        f"{inner} inner ones, {_BATCH} rows a step, networks of 32 units, in the particles' own "
-        "metric, which the schemes' papers do not have; that of JKO-ICNN takes 6 steps of 10 000 "
-        "inner ones with 2 x 512 units, in hours. Four step sizes a method, chosen in validation "
-        "(none for the default): for JKO 0.001 to 1 in "
-        "units of the particles' covariance. Seconds of the last run.\n\n"
+        "The protocol, PFG and its step sizes are those of Table 1. The JKO schemes take "
+        f"{steps} steps of {inner} inner ones, with {_BATCH} rows per step and networks of 32 "
+        "units, in the particles' own metric, which the schemes' papers do not use; that of "
+        "JKO-ICNN takes 6 steps of 10 000 inner ones with 2 x 512 units, in hours. Validation "
+        "chooses among four step sizes per method (none for the default); for JKO these are 0.001 "
+        "to 1 in units of the particles' covariance. Seconds are those of the last run.\n\n"
     )
     return text + hierarchical.table(cells, "jko") + hierarchical.orderings(cells)
 

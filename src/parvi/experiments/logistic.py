@@ -1,11 +1,11 @@
 """Figure 5: Bayesian logistic regression on Sonar and Australian, 200 particles, against NUTS.
 
-As in the paper's appendix: SVGD with RBF kernel and median bandwidth; PFG with a network of 32
-units, T' = 5, SGD 1e-3 with Nesterov momentum 0.9, and H = I or (diagonal Fisher
-information)^0.1; Adam without momentum for the particles, full batches, start from the prior. The
-step size is chosen from {1e-1, .., 1e-4}, once for each method and data set, by the likelihood of
-rows left out in threefold cross-validation; then all rows are used. The default is given no step
-size and no validation.
+The methods are those of the paper's appendix. SVGD has the RBF kernel and the median bandwidth.
+PFG has a network of 32 units, T' = 5, SGD 1e-3 with Nesterov momentum 0.9, and H = I or (diagonal
+Fisher information)^0.1. The particles move by Adam without momentum, on full batches, from the
+prior. The step size is chosen from {1e-1, .., 1e-4}, once for each method and data set, by the
+held-out likelihood in threefold cross-validation; then all rows are used. The default needs no
+step size and no validation.
 """
 
 import functools
@@ -60,7 +60,7 @@ _DIGITS = {"mean_error": 3, "mmd": 3, "elbo": 1, "kernel_elbo": 1}
 
 
 class _Look(NamedTuple):
-    """The particles after so many steps, and log p(x, data) at each."""
+    """The particles after ``step`` steps, and log p(x, data) at each."""
 
     step: int
     particles: Float[np.ndarray, "n d"]
@@ -70,7 +70,7 @@ class _Look(NamedTuple):
 def _sampler(name, size, steps):
     if name == DEFAULT:
         return pfg()
-    # As an array: one compilation for all step sizes.
+    # The size is an array, so that one compilation serves all step sizes.
     stepper = Optax(_ADAM, np.float32(size))
     if name == "SVGD":
         return exactly(Flow(SVGD(), stepper), steps)
@@ -80,9 +80,9 @@ def _sampler(name, size, steps):
 
 
 def _follow(name, size, target, steps, seed):
-    """A run, looked at before it, after each of these numbers of steps, and at its end.
+    """Look at a run before its first step, after each number of ``steps``, and at its end.
 
-    Returns the looks, the status, and the seconds of all calls but those that compiled.
+    Returns the looks, the status, and the seconds of all calls that did not compile.
     """
     start = np.random.default_rng(seed).normal(size=(NUM_PARTICLES, target.layout.dim))
     seconds = 0.0
@@ -101,17 +101,17 @@ def _follow(name, size, target, steps, seed):
             if run.is_done:
                 break
             began = time.perf_counter()
-    # A run that could go on has made all the steps that were asked of it.
+    # A run that could go on has made all of its steps.
     status = run.status if run.is_done else Status.MAX_STEPS
     return looks, status, seconds - run.compile_seconds
 
 
 @functools.lru_cache(maxsize=8)
 def _validated(name, dataset, steps):
-    """Minus the mean log likelihood of rows that were left out, for each step size.
+    """Minus the mean log likelihood of held-out rows, for each step size.
 
-    A third at a time, each row once, from the same start: a fifth of Sonar is 41 rows, and with so
-    few it is chance that chooses.
+    Each fold is a third of the rows, because a fifth of Sonar, 41 rows, would leave the choice to
+    chance. All runs have the same start.
     """
     features, labels = rows_of(dataset)
     order = np.random.default_rng(0).permutation(len(labels))
@@ -154,7 +154,7 @@ def _run(setting):
 
 def _settings(quick):
     seeds, steps, draws = (1, 5, 400) if quick else (3, 2000, 40_000)
-    # A data set at a time: its draws are made once a process.
+    # The cells go data set by data set, as its draws are made once per process.
     return [
         {"dataset": dataset, "method": method, "seed": seed, "steps": steps, "draws": draws}
         for dataset in (_DATASETS[1:] if quick else _DATASETS)
@@ -164,11 +164,11 @@ def _settings(quick):
 
 
 def _line(results, measure):
-    """Steps and the mean over the seeds; a run that has stopped stays where it ended."""
+    """The steps and the mean over the seeds; a run that has stopped keeps its last value."""
     looks = max((result["looks"] for result in results), key=lambda steps: steps[-1])
     ended = [[r[measure][min(i, len(r["looks"]) - 1)] for i in range(len(looks))] for r in results]
     shift = results[0]["reference"]["elbo"] if measure == "elbo" else 0.0
-    # The start is step 0, which a logarithmic axis does not have.
+    # The start is step 0, which a logarithmic axis cannot show.
     return np.maximum(looks, 0.7), np.mean(ended, axis=0) - shift
 
 
@@ -211,7 +211,7 @@ def _row(cells):
 
 
 def _best(cells, measure):
-    """The best of the four step sizes by this measure itself, which needs the truth to be known."""
+    """The best of the four step sizes by this measure itself, which needs the truth."""
     sign = 1 if measure in ("mean_error", "mmd") else -1
     ends = {
         size: [cell.result["ends"][size][measure] for cell in cells]
@@ -222,18 +222,19 @@ def _best(cells, measure):
 
 
 _TEXT = (
-    "200 particles; the last values of the runs. Error of the mean: its distance to NUTS's; MMD: "
-    "the square root, RBF kernel with the median of NUTS's squared distances. The particles have "
-    "no density, so the ELBO has the entropy of the Gaussian fitted to them; the paper's kernel "
-    "density stands beside it, which is too high in so many dimensions. The covariance of 200 "
-    "independent draws is itself noisy: that lowers their ELBO. Seconds without compilation and "
-    "without the twelve runs (four step sizes, three folds) that chose the step size. The paper "
-    'shows curves without figures, in which its method "outperforms SVGD consistently". Its text '
-    "says a step of 0.01, its appendix Adam without momentum and validation, as here; T' is 5 here "
-    "and chosen from {1, 2, 5, 10} there. Where Algorithm 1 has the larger MMD, on Australian, "
-    "SVGD's particles are too narrow in the stiff directions, and PFG's too wide in the flat ones, "
-    "where its network, five inner steps a move, lags behind; one wide kernel sees the second more "
-    "than the first. In closed form, as the default has it, nothing lags.\n\n"
+    "The table gives the last values of runs with 200 particles. The error of the mean is its "
+    "distance to that of NUTS. The MMD is the square root, with the RBF kernel and the median of "
+    "NUTS's squared distances. The particles have no density, so the ELBO uses the entropy of the "
+    "Gaussian fitted to them; the paper's kernel density stands beside it, and is too high in so "
+    "many dimensions. The covariance of 200 independent draws is itself noisy, which lowers their "
+    "ELBO. Seconds exclude compilation and the twelve runs (four step sizes, three folds) that "
+    "chose the step size. The paper shows curves without figures, in which its method "
+    '"outperforms SVGD consistently". Its text gives a step of 0.01, its appendix Adam without '
+    "momentum and validation, as here; T' is 5 here and chosen from {1, 2, 5, 10} there. On "
+    "Australian Algorithm 1 has the larger MMD: SVGD's particles are too narrow in the stiff "
+    "directions, and PFG's too wide in the flat ones, where its network lags behind with five "
+    "inner steps per move; one wide kernel sees the second more than the first. The default's "
+    "closed form does not lag.\n\n"
 )
 
 
@@ -257,14 +258,14 @@ def _page(cells, folder):
     header = ["data", "method", "error of the mean", "MMD", "ELBO", "ELBO (kernel density)"]
     table = markdown([*header, "step size", "steps", "seconds"], rows)
     table += (
-        "\nThe likelihood of rows left out need not choose the step size that comes closest to the "
-        "posterior. With the one of the four that is best by each measure itself (in brackets), "
-        "which only the truth can tell:\n\n"
+        "\nThe held-out likelihood need not choose the step size that comes closest to the "
+        "posterior. The next table uses the best of the four by each measure itself (in brackets), "
+        "which only the truth can determine.\n\n"
     ) + markdown(header, best)
     caption = (
-        "Figure: means over the seeds; dots where the runs end; the start, step 0, stands at 0.7. "
-        f"NUTS, {' '.join(facts)} Its draws alternate about the mean: for means they are worth "
-        "more than independent ones.\n\n"
+        "The figure shows means over the seeds; dots mark the ends of the runs, and the start, "
+        f"step 0, is drawn at 0.7. NUTS, {' '.join(facts)} Its draws alternate about the mean, so "
+        "for means they are worth more than independent ones.\n\n"
     )
     return _TEXT + table + f"\n{_figure(cells, folder)}\n" + caption + footnote(cells)
 

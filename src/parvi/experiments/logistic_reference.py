@@ -1,8 +1,8 @@
-"""The truth of Figure 5: logistic regression by NUTS, and what is measured against it.
+"""The truth of Figure 5: logistic regression by NUTS, and the measures against it.
 
-Features are scaled to [-1, 1], a column of ones is added, and the prior is N(0, 1). NUTS runs in
-coordinates in which the posterior is nearly N(0, I) (Laplace's approximation): 40 chains side by
-side. As in the paper the mean is that of 40 000 draws, and 4000 of them are used for the MMD.
+Features are scaled to [-1, 1], a column of ones is added, and the prior is N(0, 1). NUTS runs 40
+chains side by side, in coordinates in which the posterior is nearly N(0, I) (Laplace's
+approximation). As in the paper, the mean is that of 40 000 draws, and 4000 of them serve the MMD.
 """
 
 import functools
@@ -25,16 +25,16 @@ from parvi.targets.target import Target
 
 MEASURES = ("mean_error", "mmd", "elbo", "kernel_elbo")
 NUM_PARTICLES = 200
-# Side by side, and so cheaper than few long ones.
+# Many chains run side by side, which is cheaper than a few long ones.
 _NUM_CHAINS = 40
-# Sets of independent draws that make the yardstick.
+# Number of sets of independent draws that make the yardstick.
 _NUM_SETS = 20
 
 
 class Reference(NamedTuple):
-    """The posterior according to NUTS; ``facts`` also has what independent draws would get.
+    """The posterior according to NUTS; ``facts`` includes the measures of independent draws.
 
-    ``within`` is the mean of the kernel over all pairs of ``draws``: the same for all particles.
+    ``within`` is the mean of the kernel over all pairs of ``draws``, the same for all particles.
     """
 
     mean: Float[np.ndarray, " d"]
@@ -45,7 +45,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def of(cls, draws: Float[np.ndarray, "all d"], facts: dict[str, float]) -> "Reference":
-        """The mean of all draws; a tenth of them for the MMD, their median for its bandwidth."""
+        """Use all draws for the mean, and a tenth of them for the MMD and its bandwidth."""
         few = draws[: len(draws) // 10]
         centred = few[:512] - few.mean(axis=0)
         bandwidth = float(np.median(squares(centred, centred)))
@@ -84,7 +84,7 @@ def gaussian_elbo(
 
 
 def rows_of(name: str) -> tuple[Float[np.ndarray, "rows d"], Float[np.ndarray, " rows"]]:
-    """Features and labels."""
+    """The features and labels of a data set."""
     table = datasets.load(name)
     low, high = table.features.min(axis=0), table.features.max(axis=0)
     scaled = 2 * (table.features - low) / (high - low) - 1
@@ -100,7 +100,7 @@ def log_joint(target: Target) -> Callable:
 
 @functools.lru_cache(maxsize=2)
 def reference(name: str, num_draws: int) -> Reference:
-    """The posterior of a data set by NUTS; the same every time, so made once a process."""
+    """The posterior of a data set by NUTS; always the same, so it is made once per process."""
     rows = rows_of(name)
     joint = log_joint(logistic_regression(*rows))
     mode, factor = laplace(signed_features(*rows))
@@ -125,7 +125,7 @@ def reference(name: str, num_draws: int) -> Reference:
         "elbo": gaussian_elbo(draws, log_joints),
     }
     truth = Reference.of(draws, facts)
-    # The yardstick: as many draws as particles, none of which the MMD is measured against.
+    # The yardstick sets are as large as the particles and disjoint from the draws of the MMD.
     rest = np.arange(len(truth.draws), num_draws)
     sets = [rng.choice(rest, NUM_PARTICLES, replace=False) for _ in range(_NUM_SETS)]
     scores = [truth.measured(draws[chosen], log_joints[chosen]) for chosen in sets]
@@ -136,7 +136,7 @@ def reference(name: str, num_draws: int) -> Reference:
 def laplace(
     signed: Float[np.ndarray, "rows d"],
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
-    """The mode by Newton's method, and L with L L^T the inverse Hessian there."""
+    """The mode by Newton's method, and L, where L L^T is the inverse Hessian there."""
     weights = np.zeros(signed.shape[1])
     for _ in range(50):
         p = 1 / (1 + np.exp(signed @ weights))

@@ -1,8 +1,9 @@
 """Figure 3: ten clusters in two dimensions, 1000 particles; and Figure 8, particles or Langevin.
 
-Cluster means from N(0, I), covariance 0.01 I, equal weights. The paper's PFG: two-layer network of
-32 tanh units, T' = 5, SGD 1e-3 with momentum 0.9; its particle step of 1e-1 is divided by n in the
-authors' code, and so it is here. SVGD: RBF kernel, median bandwidth, step 1e-2. All from N(0, I).
+The cluster means are drawn from N(0, I); the covariance is 0.01 I and the weights are equal. The
+paper's PFG has a two-layer network of 32 tanh units, T' = 5 and SGD 1e-3 with momentum 0.9; its
+particle step of 1e-1 is divided by n, as in the authors' code. SVGD has the RBF kernel, the median
+bandwidth and a step of 1e-2. All methods start from N(0, I).
 """
 
 import jax
@@ -130,14 +131,15 @@ def _page(cells, folder):
         axes[0][column].set_title(name, fontsize=9)
     picture = save(figure, folder, "figure-3")
     text = (
-        "Ten clusters, 1000 particles. Energy distance to the truth (its own noise taken out), "
-        "clusters with more than 1 % of the particles, the weight that is furthest from 0.1, steps "
-        "and seconds of a run (medians). The paper shows pictures only. A seed at which the "
-        "default has few clusters is one where it came to rest in them before any others were "
-        "met, so that no tempered path was begun; `result.check()` flags it. None of SVGD, PFG and "
-        "Langevin carries mass between separated clusters: their weights are those of the start, "
-        "and what is between the three lies within their standard errors. Figure: seed 0; above "
-        "densities, below particles and cluster means.\n\n"
+        "The target has ten clusters, and each method 1000 particles. The table gives the energy "
+        "distance to the truth (without the truth's own noise), the number of clusters with more "
+        "than 1 % of the particles, the weight furthest from 0.1, and the median steps and seconds "
+        "of a run. The paper shows only pictures. At seeds where the default has few clusters, it "
+        "came to rest in them before it met any others, and so began no tempered path; "
+        "`result.check()` flags this. SVGD, PFG and Langevin carry no mass between separated "
+        "clusters: their weights are those of the start, and the three differ by less than their "
+        "standard errors. The figure shows seed 0, with densities above, and particles and cluster "
+        "means below.\n\n"
     )
     header = ["", "energy distance", "clusters", "worst weight", "steps", "seconds"]
     return text + markdown(header, rows) + f"\n{picture}\n" + footnote(cells)
@@ -188,7 +190,8 @@ def _seed_page(cells, folder):
         for method in methods
     ]
     text = (
-        "50 particles of N(0, I) in two dimensions at three seeds (the paper: pictures only).\n\n"
+        "The figure shows 50 particles of N(0, I) in two dimensions at three seeds. The paper "
+        "shows only pictures.\n\n"
     )
     table = markdown(["", "error of the mean", "energy distance"], rows)
     return text + table + f"\n{picture}\n" + footnote(cells)

@@ -1,13 +1,13 @@
 """Figure 6: Bayesian networks on MNIST, 101 770 dimensions, 5 to 100 particles.
 
-One hidden layer of 128 ReLU units, weights N(0, 1) a priori, pixels from 0 to 1, 100 rows a step
-and 500 steps for every method. Step sizes from {1e-1, .., 1e-4} by the NLL of runs of 200 steps
-with 10 particles on 50 000 of the training rows, on the other 10 000; every number of particles
-uses the one found. Both take the steps of Adam without momentum, whose size falls linearly to zero.
-SVGD: RBF kernel, median bandwidth. PFG as on the UCI data: network of 32 units and a scaling of
-each coordinate on the standardised particles, T' = 1, SGD 1e-2 with momentum 0.9, H = (diagonal
-Fisher information)^0.5, base shift 1. The default: nothing to choose, at most as many steps as the
-others.
+Networks have one hidden layer of 128 ReLU units and N(0, 1) priors on the weights; pixels range
+from 0 to 1. Every method takes 500 steps of 100 rows. Step sizes come from {1e-1, .., 1e-4}: runs
+of 200 steps with 10 particles on 50 000 of the training rows are compared by the NLL of the other
+10 000, and every number of particles uses the best. SVGD and PFG use Adam without momentum, with
+steps that fall linearly to zero. SVGD has the RBF kernel and the median bandwidth. PFG is that of
+the UCI data: a network of 32 units and a scaling of each coordinate on the standardised particles,
+T' = 1, SGD 1e-2 with momentum 0.9, H = (diagonal Fisher information)^0.5, base shift 1. The default
+has nothing to choose, and takes at most as many steps as the others.
 """
 
 import functools
@@ -44,13 +44,13 @@ def _sampler(name, size, steps):
     if name == _DEFAULT:
         return pfg(max_steps=steps)
     field = SVGD() if name == "SVGD" else network_pfg(FisherDiagonal(0.5))
-    # As an array: a step size is then no reason to compile anew.
+    # The size is an array, so that a new value needs no new compilation.
     return falling_adam(field, np.float32(size), steps)
 
 
 @functools.cache
 def _tables():
-    """Features and labels of the 60 000 training and of the 10 000 test rows."""
+    """The features and labels of the 60 000 training rows and of the 10 000 test rows."""
     table = datasets.load("mnist")
     features, labels = table.features.astype(np.float32), table.targets.astype(np.int32)
     num = table.num_train
@@ -70,7 +70,7 @@ def _scores(run, data):
     return accuracy, (nll if np.isfinite(nll) else float("inf"))
 
 
-# Kept for the other numbers of particles, which use the same step size.
+# This is cached for the other numbers of particles, which use the same step size.
 @functools.cache
 def _validated(name, seed, num, steps, rows):
     """The NLL of every step size on the last ``rows`` of the training rows."""
@@ -141,12 +141,12 @@ def _page(cells, folder):
         ax.minorticks_off()
     axes[0][0].legend(fontsize=8)
     text = (
-        "Networks with 128 hidden units, 60 000 training and 10 000 test rows; predictive "
-        "probabilities averaged over the particles. The step size is tuned with "
+        "The networks have 128 hidden units, and there are 60 000 training and 10 000 test rows; "
+        "predictive probabilities are averaged over the particles. The step size is tuned with "
         f"{_TUNING['particles']} particles, {_TUNING['steps']} steps and {_TUNING['validation']} "
         "of the training rows held out, and used for every number of particles. The paper prints "
-        "a picture only, of which it says that PFG is better than SVGD at every number of "
-        "particles and improves with it; its SVGD did not fit into memory at 100.\n\n"
+        "only a picture, and says that PFG is better than SVGD at every number of particles and "
+        "improves with it; its SVGD did not fit into memory at 100.\n\n"
     )
     header = ["", "particles", "accuracy %", "NLL", "step size", "steps", "seconds"]
     picture = save(figure, folder, "figure-6")

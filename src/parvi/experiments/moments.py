@@ -1,4 +1,4 @@
-"""Moments of the particles along a run: what figures over time are made of."""
+"""Moments of the particles along a run, for figures over time."""
 
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from parvi.targets.target import AbstractTarget
 
 
 class MomentPath(NamedTuple):
-    """The moments at the start and every so many steps, and the particles at the end.
+    """The moments at regular steps from the start, and the particles at the end.
 
-    After a run has failed they are NaN, and the particles are the last good ones.
+    After a run has failed, the moments are NaN, and the particles are the last good ones.
     """
 
     means: Float[np.ndarray, "times d"]
@@ -33,7 +33,7 @@ def moments_along(
     every: int,
     seed: int = 0,
 ) -> MomentPath:
-    """Run ``num_records * every`` steps in float64 and note the moments every ``every``."""
+    """Run ``num_records * every`` steps in float64, and record the moments every ``every``."""
     start = np.asarray(start, np.float64)
     with precision(start.dtype), single_blas_thread():
         longest = exactly(sampler, num_records * every)
@@ -56,9 +56,9 @@ def _moments(particles: Float[np.ndarray, "n d"]):
 
 
 def exact_normal(num: int, dim: int, seed: int = 0) -> Float[np.ndarray, "n d"]:
-    """Particles whose mean is 0 and whose covariance is I, to rounding.
+    """Particles whose mean is 0 and whose covariance is I, up to rounding.
 
-    To an affine velocity they are N(0, I) itself: as many particles as there could be.
+    For an affine velocity they are as good as infinitely many draws from N(0, I).
     """
     draws = np.random.default_rng(seed).normal(size=(num, dim))
     draws -= draws.mean(axis=0)

@@ -1,4 +1,4 @@
-"""What the experiments on Bayesian neural networks share: falling steps, and PFG for networks."""
+"""Shared by the experiments on Bayesian neural networks: falling steps, and PFG for networks."""
 
 import functools
 
@@ -21,7 +21,7 @@ _SGD = optax.sgd(1e-2, momentum=0.9)
 
 
 class Falling(eqx.Module):
-    """eta_t = eta (1 - t / T): one schedule for all methods."""
+    """eta_t = eta (1 - t / T), the schedule of all methods."""
 
     first: np.floating
     steps: int
@@ -37,15 +37,15 @@ def _adam(steps):
 
 
 def falling_adam(field: AbstractField, size: np.floating, steps: int) -> Flow:
-    """The field with so many steps of Adam without momentum, falling to zero at the last."""
+    """The field with ``steps`` steps of Adam without momentum, which fall to zero at the end."""
     return Flow(field, Optax(_adam(steps), size), Never(), steps)
 
 
 def network_pfg(preconditioner: AbstractPreconditioner) -> AbstractField:
     """A network of 32 units and a scaling of each coordinate, on the standardised particles.
 
-    With few particles in many dimensions each must follow its own gradient (base shift 1): the
-    network is left with what drives them apart.
+    With few particles in many dimensions, each must follow its own gradient (base shift 1), and
+    only the repulsion is left to the network.
     """
     solver = GradientDescent(_SGD, num_steps=1, warm_up=100, unit=LargestEigenvalue())
     return Standardised(PFG(MLP(32, scaling=True), preconditioner, solver, base_shift=1.0))

@@ -1,4 +1,4 @@
-"""All experiments, and the page made of their cells."""
+"""All experiments, and the page that is made from their cells."""
 
 import pathlib
 
@@ -36,13 +36,13 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def report(folder: pathlib.Path, output: pathlib.Path, quick: bool = False) -> None:
-    """Write the page, with its figures beside it, from the cells that are there."""
+    """Write the page, with its figures beside it, from the finished cells."""
     figures = output.with_suffix("")
     sections = [
         "# The paper, reproduced\n\n"
-        "Made by `parvi reproduce` from the cells in its results folder; nothing here is typed in "
-        "by hand. The paper: Dong, Wang, Lin and Zhang, ICLR 2023. ± is the standard error over "
-        "seeds.\n"
+        "`parvi reproduce` makes this page from the cells in its results folder; nothing here is "
+        "typed in by hand. The paper is Dong, Wang, Lin and Zhang, ICLR 2023. The number after ± "
+        "is the standard error over seeds.\n"
     ]
     for experiment in EXPERIMENTS.values():
         cells = list(finished(experiment, folder, quick))

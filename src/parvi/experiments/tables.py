@@ -1,4 +1,4 @@
-"""Markdown tables of cells: ours, with its standard error over the seeds, beside the paper's."""
+"""Markdown tables of cells: our means with their standard errors, beside the paper's figures."""
 
 import importlib.resources
 import tomllib
@@ -23,7 +23,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def mean(values: Sequence[float], digits: int = 3) -> str:
-    """The mean with its standard error, where there is more than one value."""
+    """The mean, with its standard error if there is more than one value."""
     if not len(values):
         return "not run"
     centre = f"{np.mean(values):.{digits}f}"
@@ -45,10 +45,10 @@ def values(cells: Sequence[Cell], name: str) -> list[float]:
 def ordering(
     cells: Sequence[Cell], ours: str, number: str, larger: bool, place: str = "dataset"
 ) -> str:
-    """Whether a method is at or above every other one, place by place, as one line.
+    """One line that says in which places a method is at or above every other one.
 
-    Runs of the same seed and split are compared with each other; a rival is above where its lead
-    is more than twice its standard error, or, with a single run each, where it leads at all.
+    Runs of the same seed and split are compared with each other. A rival is above if its lead is
+    more than twice its standard error or, with a single run each, if it leads at all.
     """
     kept: list[str] = []
     lost: list[str] = []
@@ -60,13 +60,13 @@ def ordering(
             if rival != ours and lead > 0:
                 above.append(rival)
         (lost if above else kept).append(f"{where} ({', '.join(above)})" if above else str(where))
-    text = f"{ours} at or above every other method in {number.replace('_', '-')}: "
+    text = f"{ours} is at or above every other method in {number.replace('_', '-')}: "
     text += f"{', '.join(kept) or 'nowhere'}."
     return text + (f" Below, with what is above it: {', '.join(lost)}." if lost else "") + "\n"
 
 
 def _lead(theirs: Sequence[Cell], mine: Sequence[Cell], number: str, larger: bool) -> float:
-    """The mean lead of the first, less two of its standard errors."""
+    """The mean lead of ``theirs`` over ``mine``, minus two standard errors."""
 
     def by_run(cells):
         keys = [(c.setting.get("seed"), c.setting.get("split")) for c in cells]
@@ -82,7 +82,7 @@ def _lead(theirs: Sequence[Cell], mine: Sequence[Cell], number: str, larger: boo
 
 
 def footnote(cells: Sequence[Cell]) -> str:
-    """Seeds, splits and time of a set of cells."""
+    """A line with the seeds, splits and time of a set of cells."""
     if not cells:
         return "No cell has been run.\n"
     total = sum(cell.seconds for cell in cells)

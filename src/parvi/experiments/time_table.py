@@ -1,8 +1,8 @@
 """Table 3: seconds for 1000 iterations on Sonar, against the number of particles.
 
-Logistic regression on the features scaled to [-1, 1] with a column of ones, N(0, 1) prior, all
-rows; PFG with a two-layer network of 32 units, T' = 5 and H = I, as in the paper. Seconds are
-those of 1000 steps after a first one, with which all is compiled; its own stand beside them.
+The target is logistic regression on all rows, with features scaled to [-1, 1], a column of ones and
+an N(0, 1) prior. PFG has a two-layer network of 32 units, T' = 5 and H = I, as in the paper.
+Seconds are those of 1000 steps after a first one, which compiles everything and is timed apart.
 """
 
 import time
@@ -48,7 +48,7 @@ def _run(setting):
     num, steps = setting["particles"], setting["steps"]
     start = np.random.default_rng(0).normal(size=(num, target.layout.dim)).astype(np.float32)
     seconds, first = [], []
-    # Seconds of compilation are shown: none of them may come from a disk.
+    # The table shows seconds of compilation, so no program may come from disk.
     with nothing_from_disk(), precision(start.dtype), single_blas_thread():
         for _ in range(1 if num >= 10_000 else _REPEATS):
             began = time.perf_counter()
@@ -82,8 +82,9 @@ def _page(cells, folder):
         compiling = values(chosen(cells, method=method), "compile_seconds")
         rows.append([*row, f"{np.median(compiling):.1f}"])
     text = (
-        "Seconds for 1000 iterations on Sonar (61 weights), after compilation, on 2 CPU cores; in "
-        "brackets the paper's, on a graphics card. Last column: seconds of compilation.\n\n"
+        "The table gives the seconds for 1000 iterations on Sonar (61 weights), after compilation, "
+        "on 2 CPU cores; the paper's, on a graphics card, are in brackets. The last column gives "
+        "the seconds of compilation.\n\n"
     )
     header = ["", *(f"n = {n}" for n in counts), "compiling"]
     return text + markdown(header, rows) + "\n" + footnote(cells)

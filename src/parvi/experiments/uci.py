@@ -1,12 +1,12 @@
 """Table 2 and its three appendix tables: Bayesian neural networks on UCI data, 100 particles.
 
-One hidden layer of 50 ReLU units (100 for Year), mini-batches of 100 rows (1000), ten of the
-standard splits, nine tenths for training. Step sizes from {1e-1, .., 1e-4}: four runs for every
-method on four fifths of the first split's training rows, the rest to choose by log-likelihood;
-that value for all splits. Step sizes fall linearly to zero for every method. PFG: network of 32
-units and a scaling of each coordinate on the standardised particles, one inner step of SGD 1e-2
-with momentum 0.9, base shift 1, H = (diagonal Fisher information)^0.5. PFG and kernel methods take
-the steps of Adam without momentum.
+Networks have one hidden layer of 50 ReLU units (100 for Year) and see mini-batches of 100 rows
+(1000). There are ten of the standard splits, with nine tenths for training. Step sizes come from
+{1e-1, .., 1e-4}: every method makes four runs on four fifths of the first split's training rows,
+and the log-likelihood of the rest chooses the value for all splits. Step sizes fall linearly to
+zero for every method. PFG has a network of 32 units and a scaling of each coordinate on the
+standardised particles, one inner step of SGD 1e-2 with momentum 0.9, base shift 1 and
+H = (diagonal Fisher information)^0.5. PFG and kernel methods use Adam without momentum.
 """
 
 import functools
@@ -44,9 +44,9 @@ _STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
 _NUM_PARTICLES = 100
 _NUM_SPLITS = {"correct": 10, "paper": 3}
 _NUM_STEPS = {"correct": 1000, "paper": 4000}
-# Where a thousand steps leave every method far from its best.
+# A thousand steps leave every method far from its best here.
 _MORE_STEPS = {"energy": 2000}
-# Each has d kernel matrices, and takes as long as about ten of the others.
+# A step of S-SVGD has d kernel matrices, and takes as long as about ten of the others.
 _SLICED_SHARE = 4
 _DATASETS = ("boston", "concrete", "energy", "wine-red", "wine-white", "protein")
 _METHODS = ("SVGD", "SGLD", "M-SVGD", "pSGLD", "S-SVGD", "PFG w/o preconditioning", "PFG", DEFAULT)
@@ -55,7 +55,7 @@ _ALPHA = 0.5
 
 
 class Problem(NamedTuple):
-    """Rows to fit and rows to score; y = centre + scale f(x)."""
+    """The rows to fit and the rows to score, with y = centre + scale f(x)."""
 
     features: np.ndarray
     targets: np.ndarray
@@ -94,11 +94,11 @@ def _sampler(method, size, problem, hidden, steps):
 
 
 def _tunable(method, size, problem, hidden, steps):
-    # As an array: a step size is then no reason to compile anew.
+    # The size is an array, so that a new value needs no new compilation.
     size = np.float32(size)
     rows = len(problem.targets)
     if method == "SGLD":
-        # The curvature grows with the rows, and nothing here divides by it.
+        # The curvature grows with the rows, and SGLD has no metric to divide by it.
         return sgld(Falling(size * np.float32(3 / rows), steps))
     if method == "pSGLD":
         return psgld(Falling(size / np.float32(rows), steps), num_rows=rows)
@@ -124,7 +124,7 @@ def _fit(setting, size, problem):
         problem.targets,
         hidden,
         batch,
-        # The paper's code: Gamma(1, 10) and no Jacobian, targets as they are.
+        # The paper's code has Gamma(1, 10), no Jacobian, and targets as they are.
         rate=0.1 if correct else 10.0,
         jacobian=correct,
     )
@@ -149,7 +149,7 @@ def _scores(run, problem, mixture):
 
 @functools.lru_cache
 def _tuned(protocol, dataset, method, steps) -> dict[float, float]:
-    """Log-likelihoods of the validation rows, for each step size."""
+    """The log-likelihood of the validation rows for each step size."""
     table = datasets.load(dataset)
     train, _ = _split(table, 0)
     cut = len(train) * 4 // 5
@@ -187,7 +187,7 @@ def _settings(quick):
     if quick:
         return [_setting("correct", "boston", "PFG", 0, 5)]
     known = [*_DATASETS, *(["year"] if datasets.is_there("year") else [])]
-    # The dear one last.
+    # The expensive method comes last.
     order = {False: [m for m in _METHODS if m != "S-SVGD"], True: ["S-SVGD"]}
     return [
         _setting(protocol, dataset, method, split, _steps(protocol, dataset, dear))
@@ -251,27 +251,25 @@ def _table(cells):
 
 _PROTOCOLS = {
     "correct": (
-        "Protocol: features and targets standardised by the training rows and reported on their "
-        "own scale; Gamma(1, 0.1) priors of both precisions with the Jacobian of the log scale; "
-        "the log-likelihood is that of the predictive mixture. "
-        f"{_NUM_STEPS['correct']} steps for every method (Energy: {_MORE_STEPS['energy']}), a "
-        "quarter of that for S-SVGD, which needs the more time for each; the default has as many "
-        "at most. The paper takes "
-        "20 000, and its protocol is another one (below), so that its figures are not those of "
-        "the same experiment. The default is last: with fewer particles than dimensions it moves "
-        "each coordinate by one affine map for all particles, which cannot fit networks that "
-        "differ from each other, and its runs say MAX_STEPS. Year is run where its file is there "
-        "(`parvi data year`).\n\n"
+        "Features and targets are standardised by the training rows, and scores are on the "
+        "targets' own scale. Both precisions have Gamma(1, 0.1) priors with the Jacobian of the "
+        "log scale, and the log-likelihood is that of the predictive mixture. Every method takes "
+        f"{_NUM_STEPS['correct']} steps (Energy: {_MORE_STEPS['energy']}); S-SVGD takes a quarter "
+        "of that, as its steps are slower, and the default takes at most as many. The paper takes "
+        "20 000 and has another protocol (below), so its figures are of another experiment. The "
+        "default is last: with fewer particles than dimensions it moves each coordinate by one "
+        "affine map for all particles, which cannot fit networks that differ from each other, and "
+        "its runs end as MAX_STEPS. Year runs only if its file is there (`parvi data year`).\n\n"
     ),
     "paper": (
-        "The paper's protocol, as its code has it: targets not standardised, Gamma(1, 10) "
-        "priors without the Jacobian, the log-likelihood of the mean prediction with the mean "
-        "precision. Otherwise as above, with "
-        f"{_NUM_STEPS['paper']} steps for every method: the precision of the noise starts far off "
-        "on targets of this size, and settles late. Where PFG is below in log-likelihood, its "
-        "precisions have hardly left their start (looked at on Boston and Energy). The likely "
-        "cause: all particles start with the same one and their first steps are the same, so that "
-        "they are standardised by a spread next to nothing.\n\n"
+        "This is the protocol of the paper's code: targets are not standardised, the Gamma(1, 10) "
+        "priors lack the Jacobian, and the log-likelihood is that of the mean prediction with the "
+        f"mean precision. The rest is as above, with {_NUM_STEPS['paper']} steps for every method, "
+        "because the precision of the noise starts far off on targets of this size and settles "
+        "late. Where PFG is below in log-likelihood, its precisions have hardly left their start "
+        "(checked on Boston and Energy). The likely cause is that all particles start with the "
+        "same precision and take the same first steps, so they are standardised by a spread close "
+        "to zero.\n\n"
     ),
 }
 

@@ -1,4 +1,4 @@
-"""HOW particles and scores become a velocity: the fields, and the parts of PFG.
+"""Fields, which turn particles and scores into a velocity, and the parts of PFG.
 
 A field and a stepper make a sampler, ``parvi.Flow(field, stepper)``. Kernels, preconditioners and
 function classes have modules of their own: ``parvi.kernels``, ``parvi.preconditioners`` and

@@ -1,7 +1,7 @@
 """Fields that see clipped scores.
 
-Scores are clipped at a multiple of their median norm: a few particles where the density is wild do
-not rule the fit, and where all are far away all are clipped alike.
+Scores are clipped at a multiple of their median norm, so that a few particles where the density is
+wild do not dominate the fit. If all particles are far away, all are clipped alike.
 """
 
 import jax
@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 from parvi.cloud import AbstractLens, View
 from parvi.interface import AbstractField, AbstractVelocity
 
-# From the widest range of float32 to a hundred thousandth.
+# This many halvings narrow the widest range of float32 to a hundred thousandth.
 _HALVINGS = 24
 
 
 class Clip(AbstractLens):
-    """Shows scores no longer than this."""
+    """Shows scores with norms of at most ``limit``."""
 
     limit: Float[Array, ""]
 
@@ -32,7 +32,7 @@ class Clip(AbstractLens):
 
 
 class ClippedVelocity(AbstractVelocity):
-    """A velocity that was fitted to clipped scores; its KL rate is judged by scores so clipped."""
+    """A velocity that was fitted to clipped scores; its KL rate uses scores clipped alike."""
 
     clip: Clip
     inner: AbstractVelocity
@@ -54,14 +54,15 @@ class ClippedVelocity(AbstractVelocity):
 
 
 class Clipped(AbstractField):
-    """Any field, fitted to scores that are clipped.
+    """Fits any field to clipped scores.
 
     Parameters
     ----------
     field
-        Inside ``Whitened`` or ``Standardised``: there a score's norm is about sqrt(d) at rest.
+        The field. Use ``Clipped`` inside ``Whitened`` or ``Standardised``, where the norm of a
+        score is about sqrt(d) at rest.
     factor
-        Of the median norm, or of sqrt(d) where that is larger.
+        Limit on the norms, as a multiple of the median norm, or of sqrt(d) if that is larger.
     """
 
     field: AbstractField
@@ -82,7 +83,7 @@ class Clipped(AbstractField):
 
 
 def median(positive: Float[Array, " n"]) -> Float[Array, ""]:
-    """By halving on a log scale: a sort would gather what lies on several devices."""
+    """The median by halving on a log scale; a sort would gather arrays from several devices."""
     logs = jnp.log(jnp.maximum(positive, jnp.finfo(positive.dtype).tiny))
 
     def halve(_, bounds):
@@ -95,7 +96,7 @@ def median(positive: Float[Array, " n"]) -> Float[Array, ""]:
 
 
 def norms(scores: Float[Array, "n d"]) -> Float[Array, " n"]:
-    """Of every row, also where the squares would overflow."""
+    """The norm of every row, even if the squares would overflow."""
     largest = jnp.max(jnp.abs(scores), axis=1)
     scaled = scores / jnp.where(largest > 0, largest, 1.0)[:, None]
     return largest * jnp.linalg.norm(scaled, axis=1)

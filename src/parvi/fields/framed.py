@@ -1,8 +1,8 @@
 """Fields that see standardised particles.
 
 With x = m + L z, a velocity f(x) = L g(z) has div_x f = div_z g, the score in z is L^T s, and the
-metric is L^T H L: the whole fit may be done in z. With L L^T the covariance of the particles the
-method becomes affine invariant, and one learning rate fits every problem.
+metric is L^T H L, so the whole fit can be done in z. If L L^T is the covariance of the particles,
+the method is affine invariant and one learning rate fits every problem.
 """
 
 import jax.numpy as jnp
@@ -24,12 +24,12 @@ class FramedVelocity(AbstractVelocity):
     Parameters
     ----------
     frame
-        Its coordinates.
+        The frame, with m and L.
     inner
-        g.
+        g, the velocity in the frame.
     ruler
-        The frame in which displacements are measured: the particles' own. None: by the standard
-        deviation of each coordinate.
+        The particles' own frame, in which displacements are measured. If None, they are measured
+        by the standard deviation of each coordinate.
     """
 
     frame: AbstractFrame
@@ -58,10 +58,10 @@ class FramedVelocity(AbstractVelocity):
 
 
 class Whitened(AbstractField):
-    """Any field, fitted where the particles have mean 0 and covariance I.
+    """Fits any field in coordinates in which the particles have mean 0 and covariance I.
 
-    Affine invariant where the field inside does not care for rotations (``Linear`` with
-    ``Identity``, ``Hessian``, ``RegressedHessian``; SVGD); others depend on the order of the
+    The fit is affine invariant if the inner field does not depend on rotations (``Linear`` with
+    ``Identity``, ``Hessian``, ``RegressedHessian``; SVGD). Other fields depend on the order of the
     coordinates through the Cholesky factor. O(n d^2 + d^3).
     """
 
@@ -79,7 +79,7 @@ class Whitened(AbstractField):
 
 
 class Standardised(AbstractField):
-    """Any field, fitted where each coordinate has mean 0 and variance 1. O(n d)."""
+    """Fits any field in coordinates that each have mean 0 and variance 1. O(n d)."""
 
     field: AbstractField
 
@@ -95,14 +95,14 @@ class Standardised(AbstractField):
 
 
 class WhereTold(AbstractField):
-    """One field where there are enough particles to tell their covariance, another elsewhere.
+    """Uses one field if there are enough particles to estimate their covariance, else another.
 
     Parameters
     ----------
     told
-        For at least 1.5 particles a dimension: a ``Whitened`` one, for instance.
+        The field for at least 1.5 particles per dimension, for instance a ``Whitened`` one.
     untold
-        For fewer: a ``Standardised`` one.
+        The field for fewer particles, for instance a ``Standardised`` one.
     """
 
     told: AbstractField
@@ -125,6 +125,6 @@ class WhereTold(AbstractField):
 def _fit_in(frame, field, key, cloud, memory):
     inner, memory = field.fit(key, View(cloud, InFrame(frame)), memory)
     velocity = FramedVelocity(frame, inner.velocity, ruler=frame)
-    # Of very many particles the values in the frame would be one more array of their size.
+    # With very many particles, the values in the frame would be one more array of their size.
     values = frame.stretch(inner.values) if cloud.is_held else cloud.values(velocity.on)
     return Fit(velocity, values, inner.kl_rate, inner.extra), memory

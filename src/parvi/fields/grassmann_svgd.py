@@ -11,21 +11,21 @@ noisy gradient ascent of its own Stein discrepancy alpha(A) = E[f_A . grad log p
 
     A <- retraction of A by (I - A A^T)(delta grad alpha(A) + sqrt(2 T delta) noise).
 
-Only the span of A matters, so that the Q of a QR decomposition is the retraction. The particles
-move with the projectors as they are, and the projectors afterwards, for the next step: one
-evaluation of the kernel serves both, where moving the projectors first takes two.
+Only the span of A matters, so the Q of a QR decomposition is the retraction. The particles move
+with the current projectors, which then move for the next step. One evaluation of the kernel serves
+both; moving the projectors first would take two.
 
-On lines (k = 1) nothing is left to automatic differentiation. With t = a . x, s = a . score and
-f the scalar velocity on the line,
+On lines (k = 1) no automatic differentiation is needed. With t = a . x, s = a . score and f the
+scalar velocity on the line,
 
     alpha(a) = E[s f(t) + f'(t)],
     grad alpha(a) = 2 E[f(t) score + (s f'(t) + f''(t)) x],
 
-because the double sum in alpha is symmetric: one exponential for each pair of particles.
+because the double sum in alpha is symmetric. They take one exponential for each pair of particles.
 
 The sum, not the average, is the direction of steepest descent when the function is free in all
-subspaces at once, and it is what the authors use: complementary projectors then give the score in
-full. Its KL rate is minus the sum of the discrepancies.
+subspaces at once, and the authors use it. Complementary projectors then give the full score. Its
+KL rate is minus the sum of the discrepancies.
 """
 
 from typing import NamedTuple
@@ -39,14 +39,14 @@ from parvi.fields.svgd import SVGDVelocity
 from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
 from parvi.kernels import RBF, AbstractBandwidth, Fixed, Median
 
-# Projectors in use unless told: the authors' experiments have min(20, d // k).
+# Default maximum of projectors. The authors' experiments have min(20, d // k).
 _MAX_PROJECTORS = 20
-# Particles from which a median is taken at the most, as in the blocked SVGD.
+# Maximum number of particles from which a median is taken, as in the blocked SVGD.
 _MEDIAN_POINTS = 512
 
 
 class GrassmannMemory(NamedTuple):
-    """The projectors of the next step, their temperature, the last velocity's magnitude."""
+    """The projectors of the next step, their temperature, and the last velocity's magnitude."""
 
     projectors: Float[Array, "m d k"]
     temperature: Float[Array, ""]
@@ -71,7 +71,7 @@ class GrassmannVelocity(AbstractJointVelocity):
             projector, square = projector_and_square
             return _projected(projector, square, self.particles, self.scores, points)
 
-        # One projector after the other: a single kernel matrix exists at a time.
+        # A loop over the projectors holds a single kernel matrix at a time.
         values, divergences = jax.lax.map(one, (self.projectors, self.squares))
         # div_x A g(A^T x) = tr(A^T A dg) = div g: the columns of A are orthonormal.
         return jnp.einsum("mnk,mdk->nd", values, self.projectors), jnp.sum(divergences, axis=0)
@@ -80,25 +80,26 @@ class GrassmannVelocity(AbstractJointVelocity):
 class GrassmannSVGD(AbstractField):
     """SVGD on m learned subspaces of dimension k. O(m n^2 k) time, O(n^2) memory; O(m n) on lines.
 
-    Stochastic: the projectors move with noise. A step's velocity has the projectors that the
-    step before has left, and its own particles' bandwidths.
+    The projectors move with noise, so the field is stochastic. A step uses the projectors of the
+    step before and bandwidths from its own particles.
 
     Parameters
     ----------
     subspace_dim
-        k, the dimension of each subspace; d where the target has fewer dimensions than that.
+        k, the dimension of each subspace, or d if that is smaller.
     num_projectors
         m; None for min(20, d // k), as in the authors' experiments.
     projector_step
         delta, the step of the projectors.
     temperature
-        T, of the noise on the projectors.
+        T, the temperature of the noise on the projectors.
     annealing_tolerance
-        T grows tenfold at each step where the mean magnitude of the velocity (largest coordinate,
-        averaged over the particles) changes by less than this for each projector: subspaces in
-        which nothing is left to do are exchanged for others. 0 keeps T.
+        T grows tenfold at each step at which the mean magnitude of the velocity (its largest
+        coordinate, averaged over the particles) changes by less than this value times the number
+        of projectors. Subspaces in which nothing is left to do are then exchanged for others. 0
+        keeps T constant.
     bandwidth
-        Of the RBF kernel, from the projected particles, for each projector.
+        Bandwidth of each projector's RBF kernel, from the projected particles.
 
     References
     ----------
@@ -127,7 +128,7 @@ class GrassmannSVGD(AbstractField):
         dim, dtype = particles.shape[1], particles.dtype
         k = min(self.subspace_dim, dim)
         num = self.num_projectors or min(_MAX_PROJECTORS, dim // k)
-        # Blocks of coordinate axes, as the authors start; past the last axis from the first again.
+        # The authors start from blocks of coordinate axes; after the last axis comes the first.
         axes = jnp.arange(num * k).reshape(num, k) % dim
         projectors = jnp.swapaxes(jnp.eye(dim, dtype=dtype)[axes], 1, 2)
         temperature = jnp.asarray(self.temperature, dtype)
@@ -136,7 +137,7 @@ class GrassmannSVGD(AbstractField):
     def fit(self, key, cloud, memory):
         particles, scores, projectors = cloud.particles, cloud.scores, memory.projectors
         squares = self._squares(projectors, particles)
-        # The bandwidths are fixed numbers for the gradients.
+        # The gradients treat the bandwidths as constants.
         gradients_of = _gradients_on_lines if projectors.shape[2] == 1 else _gradients
         values, divergences, gradients = gradients_of(projectors, squares, particles, scores)
 
@@ -153,15 +154,15 @@ class GrassmannSVGD(AbstractField):
         def square(projector):
             return self.bandwidth.of(particles @ projector, _MEDIAN_POINTS)
 
-        # On lines a median needs no pairs, and all of them are found at once.
+        # On lines a median needs no pairs, so all medians are computed at once.
         on_lines = projectors.shape[2] == 1
         return jax.vmap(square)(projectors) if on_lines else jax.lax.map(square, projectors)
 
     def _annealed(self, memory, magnitude):
         tolerance = self.annealing_tolerance * memory.projectors.shape[0]
         settled = jnp.abs(magnitude - memory.magnitude) < tolerance
-        # Noise of unit size draws the subspaces afresh at each step: more would only send each
-        # to its own complement and back.
+        # Noise of unit size draws the subspaces afresh at each step. More noise would only send
+        # each to its own complement and back.
         hottest = max(self.temperature, 0.5 / self.projector_step) if self.projector_step else 0.0
         hotter = jnp.minimum(10 * memory.temperature, hottest)
         return jnp.where(settled, hotter, memory.temperature)
@@ -177,7 +178,7 @@ def _projected(projector, square, particles, scores, points):
 def _discrepancy(projector, square, particles, scores):
     """alpha(A) = E[f_A . s + div f_A], the squared kernel Stein discrepancy in the subspace.
 
-    With it what it is made of: the velocity in the subspace and its divergences.
+    The velocity in the subspace and its divergences are returned with it.
     """
     values, divergences = _projected(projector, square, particles, scores, particles)
     return -kl_rate(values, divergences, scores @ projector), (values, divergences)
@@ -199,7 +200,7 @@ def _gradients_on_lines(projectors, squares, particles, scores):
     num = particles.shape[0]
     lines = projectors[..., 0]
     values, slopes, bends = _on_lines(lines, squares, particles, scores, particles)
-    # alpha does not change when all particles move together: their mean is only rounding here.
+    # alpha does not change when all particles move together, so their mean adds only rounding.
     centred = particles - jnp.mean(particles, axis=0)
     gradients = values @ scores + (lines @ scores.T * slopes + bends) @ centred
     return values.T @ lines, jnp.sum(slopes, axis=0), (2 / num) * gradients[..., None]

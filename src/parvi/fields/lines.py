@@ -5,9 +5,9 @@ phi = exp(-(t - t_j)^2 / h) and a number c, the velocity there is
 
     f(t) = E_j[phi s_j + c d phi / d t_j] = E_j[phi (s_j + 2 c (t - t_j) / h)].
 
-One loop serves all m lines, over the particles or over how many places two particles are apart:
-m n numbers at a time, and no n x n matrix for each line, which XLA does not vectorise. Positions
-on a line, and nothing else, decide: subtract a common centre first, for the sake of rounding.
+One loop serves all m lines. It runs over the particles, or over the shift between the particles of
+a pair, with m n numbers at a time, because XLA does not vectorise an n x n matrix for each line.
+Only the positions on a line matter, so subtract a common centre first to limit rounding.
 """
 
 import jax
@@ -16,7 +16,8 @@ from jaxtyping import Array, Float
 
 from parvi.kernels import AbstractBandwidth, Median, median_by_counting
 
-# In roots of h: phi is zero there in float64 too, and a power of a larger gap might overflow.
+# The largest gap, in units of sqrt(h): phi is zero there even in float64, and a power of a larger
+# gap might overflow.
 _FARTHEST = 30
 
 
@@ -32,34 +33,34 @@ def velocities_on_lines(
     Parameters
     ----------
     points
-        t, where to evaluate.
+        t, the points at which to evaluate.
     positions
-        t_j, of the particles.
+        t_j, the positions of the particles.
     scores
-        s_j.
+        s_j, the components of their scores.
     squares
-        h.
+        h, the bandwidth of each line.
     cosines
-        c.
+        c, the number for each line.
     """
     num = positions.shape[1]
     length = jnp.sqrt(squares)[:, None]
     at = points / length
     c2 = 2 * jnp.broadcast_to(jnp.asarray(cosines, at.dtype), squares.shape)[:, None]
-    # A loop over the particles, each seen from all points on all lines; differences before
-    # powers, which powers of far points would not survive in float32.
+    # The loop is over the particles, each seen from all points on all lines. Differences come
+    # before powers, because float32 would lose the differences of large powers.
     columns = ((positions / length).T, (scores * length).T)
 
     def add(sums, column):
         other, score = column
         gap = jnp.clip(at - other[:, None], -_FARTHEST, _FARTHEST)
         phi = jnp.exp(-(gap**2))
-        # In units of the root of h: (phi p)' = phi (p' - 2 D p), from p = s_j + 2 c D.
+        # In units of sqrt(h), (phi p)' = phi (p' - 2 D p), starting from p = s_j + 2 c D.
         force = c2 * gap
         value = score[:, None] + force
         slope = c2 - 2 * gap * value
         bend = -2 * value - 2 * force - 2 * gap * slope
-        # Three sums, not a stack of them, which XLA does not vectorise: 15 times slower.
+        # XLA does not vectorise a stack of the three sums, which would be 15 times slower.
         terms = (phi * value, phi * slope, phi * bend)
         return tuple(total + term for total, term in zip(sums, terms, strict=True)), None
 
@@ -76,20 +77,20 @@ def discrepancies_on_lines(
 ) -> tuple[Float[Array, "m n"], Float[Array, " m"], Float[Array, "m n"]]:
     """f at the particles, E[f'], and s f' + c f'' at the particles, on each line.
 
-    They make up the discrepancy D = E[s f + c f'] and its derivatives: its double sum is
-    symmetric, so that dD/dc = 2 E[f'] and dD/dt_i = (2 / n) (s f' + c f'')(t_i). In units of the
-    root of h, with D = t_i - t_j and q = 1 - 2 D^2,
+    They make up the discrepancy D = E[s f + c f'] and its derivatives. Its double sum is symmetric,
+    so dD/dc = 2 E[f'] and dD/dt_i = (2 / n) (s f' + c f'')(t_i). In units of sqrt(h), with
+    D = t_i - t_j and q = 1 - 2 D^2,
 
         E[f'] = E_ij[phi (D (s_i - s_j) + 2 c q)],
         s f' + c f'' = 2 E_j[phi (c q (s_i - s_j) - D (s_i s_j + 2 c^2 (q + 2)))].
 
-    One exponential for each pair of particles serves both: O(m n^2) time, O(m n) memory. What is
-    not used is not computed, under ``jit``.
+    One exponential for each pair of particles serves both, in O(m n^2) time and O(m n) memory.
+    Under ``jit``, unused results are not computed.
     """
     num = positions.shape[1]
     length = jnp.sqrt(squares)[:, None]
     t, s, c = positions / length, scores * length, cosines[:, None]
-    # Out of the loop, where they would be computed for each pair.
+    # Inside the loop, these would be computed for each pair.
     c2, cc2 = 2 * c, 2 * c**2
     all_t, all_s = _twice(t), _twice(s)
 
@@ -107,12 +108,12 @@ def discrepancies_on_lines(
             _added(other_values, phi * (s - force), shift),
             slopes + phi * (gap * difference + c2 * q),
             weights + weight,
-            # Antisymmetric: the discrepancy does not change when all particles move together.
+            # Antisymmetric, since the discrepancy does not change when all particles move together.
             _added(other_weights, -weight, shift),
         ), None
 
     zeros, all_zeros = jnp.zeros_like(t), jnp.zeros_like(all_t)
-    # A particle with itself has phi = 1 and D = 0; of E[f'] each pair counts once here, for two.
+    # A particle with itself has phi = 1 and D = 0. For E[f'] each pair counts once here, for two.
     start = (s, all_zeros, zeros + c, zeros, all_zeros)
     sums, _ = jax.lax.scan(add, start, _shifts(num, t.dtype), unroll=2)
     values, other_values, slopes, weights, other_weights = sums
@@ -124,12 +125,12 @@ def discrepancies_on_lines(
 def squares_on_lines(
     bandwidth: AbstractBandwidth, positions: Float[Array, "m n"], max_points: int
 ) -> Float[Array, " m"]:
-    """h from the positions on each line: what ``bandwidth.of`` gives, the median faster."""
+    """h from the positions on each line, as by ``bandwidth.of`` but with a faster median."""
     if not isinstance(bandwidth, Median):
         return jax.vmap(lambda t: bandwidth.of(t[:, None], max_points))(positions)
     num = positions.shape[1]
     if num > max_points:
-        # The same particles that the bandwidth itself would take.
+        # These are the particles that the bandwidth itself would take.
         positions = positions[:, jnp.linspace(0, num - 1, max_points).astype(int)]
     median = jax.vmap(_median_distance)(positions) ** 2
     square = median / jnp.log(num) if bandwidth.over_log and num > 1 else median
@@ -139,8 +140,8 @@ def squares_on_lines(
 def _median_distance(t):
     """The median of |t_i - t_j| over distinct pairs on one line.
 
-    The search is that of ``kernels.median_square_distance``; but over many lines its sort and its
-    binary searches do not vectorise, and to look at all pairs is faster up to some 500 particles.
+    The search is that of ``kernels.median_square_distance``. Its sort and binary searches do not
+    vectorise over many lines, and a loop over all pairs is faster up to about 500 particles.
     """
     num = t.shape[0]
     if num < 2:
@@ -164,16 +165,16 @@ def _median_distance(t):
 
 
 def _shifts(num, dtype):
-    """Every pair once: each particle with that 1, 2, ... n // 2 places after it, cyclically.
+    """Every pair once: each particle with those 1, 2, ..., n // 2 places after it, cyclically.
 
-    Of an even number the last shift meets each pair twice, with half a share each time.
+    If n is even, the last shift meets each pair twice, with half a share each time.
     """
     shifts = jnp.arange(1, num // 2 + 1)
     return shifts, jnp.where(2 * shifts == num, 0.5, 1.0).astype(dtype)
 
 
 def _twice(array):
-    """The particles, the last axis, and once more: a cyclic shift is a slice of this."""
+    """Repeat the last axis, the particles, so that a cyclic shift is a slice."""
     return jnp.concatenate([array, array], axis=-1)
 
 

@@ -1,14 +1,14 @@
 """Projected Stein variational Newton (Chen, Wu, Chen, O'Leary-Roseberry & Ghattas 2019).
 
-Of many parameters with prior N(m, C) data often inform few directions. These are the leading
+Data often inform only a few directions of many parameters with prior N(m, C). These are the leading
 eigenvectors of the likelihood's Hessian, averaged over the particles, against the prior precision,
 
     E[-grad^2 log p - C^-1] psi = lambda C^-1 psi,      psi^T C^-1 psi = 1,
 
 and Stein variational Newton is run on the coefficients c = psi^T C^-1 (x - m) alone, in a few
-dimensions, where kernels work. What is left of each particle outside of their span stays as it
-is: start from draws of the prior, and there it has the posterior's distribution already, up to
-what eigenvalues below the threshold would have changed. The subspace is found anew at each step.
+dimensions, where kernels work. The part of each particle outside their span stays unchanged. If
+the particles start as draws of the prior, this part already has the posterior's distribution, up
+to what eigenvalues below the threshold would have changed. The subspace is recomputed at each step.
 """
 
 import jax
@@ -51,17 +51,17 @@ class ProjectedVelocity(AbstractVelocity):
 class ProjectedSVN(AbstractField):
     """The velocity of Stein variational Newton in the subspace that the data inform.
 
-    O(n^2 r^2 + n r^3) for the block-diagonal system, d + r Hessian-vector products a particle,
-    and O(d^3) for the eigenvectors, which are found exactly (the paper uses a randomised method).
-    ``extra`` has the number of directions in use as ``rank``.
+    A fit takes O(n^2 r^2 + n r^3) for the block-diagonal system, d + r Hessian-vector products per
+    particle, and O(d^3) for the eigenvectors, which are exact (the paper uses a randomised method).
+    ``extra["rank"]`` is the number of directions in use.
 
     Parameters
     ----------
     rank
-        r, the most directions that are used. Only as many as there are coordinates are.
+        r, the maximum number of directions, which is limited to the number of coordinates.
     threshold
-        Directions with a smaller \\|lambda\\| are left alone: there the data add less than this
-        share of the prior precision.
+        Directions with a smaller \\|lambda\\| are left alone, because the data add less than this
+        share of the prior precision in them.
     prior_mean
         m, a number or an array ``(d,)``.
     prior_covariance
@@ -101,7 +101,7 @@ class ProjectedSVN(AbstractField):
         coefficients = (cloud.particles - origin) @ drop.T
         scores = cloud.scores @ lift.T
         curvatures = positive(-hessians_along(cloud, lift), self.svn.damping)
-        # A direction that is left alone is no part of the others' system; 1 is the prior's.
+        # A direction that is left alone must not enter the others' system; 1 is the prior's value.
         curvatures = curvatures + jnp.diag(1.0 * ~active).astype(lift.dtype)
         inner = self.svn.newton(coefficients, scores, curvatures, active)
         velocity = ProjectedVelocity(origin, lift, drop, inner)
@@ -110,9 +110,9 @@ class ProjectedSVN(AbstractField):
         return Fit(velocity, values, rate, {"rank": jnp.sum(active, dtype=jnp.int32)}), memory
 
     def _subspace(self, cloud):
-        """psi^T, psi^T C^-1 and which of their rows are in use; the other rows are zero."""
+        """psi^T, psi^T C^-1, and a flag for each row in use; the other rows are zero."""
         stretch, shrink = self._prior(cloud.particles.dtype, cloud.particles.shape[1])
-        # Rows of F^T, C = F F^T: the Hessian in coordinates in which the prior is N(0, I).
+        # With C = F F^T, this is the Hessian in coordinates in which the prior is N(0, I).
         products = jax.lax.map(cloud.mean_hessian_product, stretch.T)
         hessian = -products @ stretch
         values, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)

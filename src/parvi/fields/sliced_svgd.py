@@ -6,7 +6,7 @@ single number x . g_r for a unit test direction g_r,
     f(x) = sum_r r E_y[ (s(y) . r) k(x . g_r, y . g_r) + (r . g_r) d/dv k(x . g_r, v) ],
 
 with v = y . g_r and s = grad log p. A kernel of one variable does not lose the variance in high
-dimension. The directions are those in which the particles are worst: ascent of the sliced
+dimension. The directions are those in which the particles are worst, found by ascent of the sliced
 discrepancy
 
     D_r(g) = E_xy[ (s(x) . r)(s(y) . r) k + (r . g)((s(x) . r) dk/dv + (s(y) . r) dk/du)
@@ -18,7 +18,7 @@ function of t = x . g, and c = r . g,
     D_r = E[(s . r) h(t) + c h'(t)],
     grad D_r(g) = 2 E[h'(t) r + ((s . r) h'(t) + c h''(t)) x],
 
-because the double sum in D_r is symmetric: nothing is left to automatic differentiation.
+because the double sum in D_r is symmetric. No automatic differentiation is needed.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ from parvi.fields.lines import discrepancies_on_lines, squares_on_lines, velocit
 from parvi.interface import AbstractField, AbstractJointVelocity, Fit
 from parvi.kernels import AbstractBandwidth, Median
 
-# Particles from which a median is taken at the most, as in the blocked SVGD.
+# Maximum number of particles from which a median is taken, as in the blocked SVGD.
 _MEDIAN_POINTS = 512
 
 
@@ -46,7 +46,7 @@ class SlicedMemory(NamedTuple):
 
 
 class SlicedVelocity(AbstractJointVelocity):
-    """A sum of one-dimensional kernel averages, each along its slice (basis None: the axes)."""
+    """A sum of one-dimensional kernel averages, each along its slice (an axis without a basis)."""
 
     basis: Float[Array, "d d"] | None
     directions: Float[Array, "d d"]
@@ -71,17 +71,17 @@ class SlicedVelocity(AbstractJointVelocity):
 class SlicedSVGD(AbstractField):
     """SVGD with one-dimensional kernels on learned directions. O(n^2 d + n d^2) time.
 
-    O(n d + d^2) memory: no kernel matrix exists at any time.
+    It takes O(n d + d^2) memory, because it never forms a kernel matrix.
 
     Parameters
     ----------
     optimizer
-        An optax transformation for the test directions, one step of ascent a fit. Build it once:
-        a new object is a new compilation.
+        An optax transformation for the test directions, which make one step of ascent per fit.
+        Build it once, since a new object is compiled anew.
     basis
-        The slices, the rows of an orthogonal matrix; None for the coordinate axes.
+        The slices as the rows of an orthogonal matrix; None for the coordinate axes.
     bandwidth
-        Of the RBF kernel, from the particles projected on its direction, for each slice.
+        Bandwidth of each slice's RBF kernel, from the particles projected on its direction.
 
     References
     ----------
@@ -118,8 +118,8 @@ class SlicedSVGD(AbstractField):
         scores, centred = cloud.scores, _centred(cloud.particles)
         basis = self._basis(centred)
         components = _components(basis, scores)
-        # The bandwidth is a fixed number here, from the particles of the step before: the
-        # median is the dearest part of a step, and one of them is enough.
+        # The bandwidth is that of the step before, because the median is the most expensive part
+        # of a step and one of them is enough.
         ascent = _gradients(basis, memory.directions, memory.squares, centred, components)
         updates, optimizer = self.optimizer.update(-ascent, memory.optimizer, memory.directions)
         directions = jax.vmap(_unit)(memory.directions + updates)
@@ -128,7 +128,7 @@ class SlicedSVGD(AbstractField):
         squares = self._squares(positions)
         cosines = _cosines(basis, directions)
         values, slopes, _ = discrepancies_on_lines(positions, components, squares, cosines)
-        # The discrepancies, summed: E[f . s + div f].
+        # The sum of the discrepancies is E[f . s + div f].
         rate = -jnp.sum(jnp.mean(values * components, axis=1) + cosines * slopes)
         velocity = SlicedVelocity(basis, directions, squares, cloud.particles, scores)
         fit = Fit(velocity, _assembled(basis, values), rate, {})
@@ -155,7 +155,7 @@ def _gradients(basis, directions, squares, centred, components):
     _, slopes, weights = discrepancies_on_lines(positions, components, squares, cosines)
     slices = jnp.eye(dim, dtype=centred.dtype) if basis is None else basis
     gradients = 2 * slopes[:, None] * slices + (2 / num) * (weights @ centred)
-    # A change of length is none of the direction.
+    # The radial part would change the length, not the direction.
     return gradients - jnp.sum(gradients * directions, axis=1)[:, None] * directions
 
 

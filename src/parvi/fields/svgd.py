@@ -19,7 +19,7 @@ from parvi.kernels import (
     square_distances,
 )
 
-# Points from which a blocked run takes its median: 130 000 pairs give it to about 0.5 %.
+# Number of points from which a blocked run takes its median: 130 000 pairs give it to about 0.5 %.
 _MEDIAN_POINTS = 512
 
 
@@ -41,16 +41,16 @@ class SVGDVelocity(AbstractJointVelocity):
 class SVGD(AbstractField):
     """The SVGD velocity. O(n^2 d) time; O(n^2) memory, or O(n b + n d) in blocks of b.
 
-    The linear kernel needs no n x n matrix: O(n d^2). A ``CallableKernel`` is differentiated by
-    JAX, at O(n^2 d) evaluations for its divergence.
+    The linear kernel needs no n x n matrix and takes O(n d^2) time. A ``CallableKernel`` is
+    differentiated by JAX, at O(n^2 d) evaluations for its divergence.
 
     Parameters
     ----------
     kernel
         ``RBF`` (median bandwidth), ``IMQ``, ``LinearKernel`` or ``CallableKernel``.
     block_size
-        Rows of the kernel matrix that exist at a time; None for all. In blocks the median is
-        taken over at most 512 particles.
+        Number of rows of the kernel matrix that are formed at a time; None for all. With blocks,
+        the median is taken over at most 512 particles.
     """
 
     kernel: AbstractKernel = RBF()
@@ -77,7 +77,7 @@ class SVGD(AbstractField):
 
 
 def _in_blocks(velocity, points, block_size):
-    """Values and divergences, one block of points after the other; the last one is padded."""
+    """Values and divergences, one block of points at a time; the last block is padded."""
     num, dim = points.shape
     num_blocks = -(-num // block_size)
     padded = jnp.pad(points, ((0, num_blocks * block_size - num), (0, 0)))

@@ -1,17 +1,17 @@
 """Stein variational Newton (Detommaso, Cui, Spantini, Marzouk & Scheichl 2018).
 
-Newton's method for the KL in a space of functions: with phi the velocity of SVGD,
+This is Newton's method for the KL in a space of functions. With phi the velocity of SVGD,
 
     h(y, z) = E_x[ A(x) k(x, y) k(x, z) + grad k(x, z) grad k(x, y)^T ],    A = -grad^2 log p,
 
 is the second variation of the KL (their Theorem 1), and the particles move by the solution a of
 sum_k h(x_s, x_k) a_k = phi(x_s). Distances in k are those of the average Hessian, k =
-exp(-|x - y|_M^2 / (2 d)) with M = E[A] (their scaled Hessian kernel): the whole fit is done in
-the coordinates M^1/2 x, and is affine invariant.
+exp(-|x - y|_M^2 / (2 d)) with M = E[A] (their scaled Hessian kernel), so the whole fit is done in
+the coordinates M^1/2 x and is affine invariant.
 
-A must be positive. Where the paper takes Gauss-Newton, which only some targets have, the
-eigenvalues of -grad^2 log p are taken by size and clipped from below, for each particle, as those
-of ``Hessian`` are.
+A must be positive. The paper uses Gauss-Newton, which only some targets have. Here the eigenvalues
+of -grad^2 log p at each particle are replaced by their absolute values and clipped from below, as
+in ``Hessian``.
 """
 
 import abc
@@ -30,7 +30,7 @@ from parvi.kernels import RBF, AbstractBandwidth, AbstractRadialKernel
 
 
 class Dimension(AbstractBandwidth):
-    """h = factor * d, d the number of coordinates in which the particles differ.
+    """h = factor * d, where d is the number of coordinates in which the particles differ.
 
     The factor 2 is the scaled Hessian kernel of the paper, exp(-|x - y|_M^2 / (2 d)).
     """
@@ -43,10 +43,10 @@ class Dimension(AbstractBandwidth):
 
 
 class Curved(eqx.Module):
-    """What a Newton system is built of: particles, scores and curvatures A, and the kernel.
+    """The inputs of a Newton system: particles, scores, curvatures A and the kernel.
 
-    ``active`` says in which coordinates the velocity lives; in all others the particles and the
-    scores are zero.
+    ``active`` marks the coordinates in which the velocity lives; in all others the particles and
+    the scores are zero.
     """
 
     particles: Float[Array, "n d"]
@@ -57,7 +57,7 @@ class Curved(eqx.Module):
 
 
 class AbstractSystem(eqx.Module):
-    """Which part of the Newton system is solved."""
+    """Decides which part of the Newton system is solved."""
 
     @abc.abstractmethod
     def solve(self, curved: Curved) -> AbstractVelocity:
@@ -67,9 +67,9 @@ class AbstractSystem(eqx.Module):
 class BlockDiagonalSystem(AbstractSystem):
     """Each particle moves by its own Newton step, f(x) = h(x, x)^-1 phi(x). O(n^2 d^2 + n d^3).
 
-    The blocks of the paper's block-diagonal system, read as a function of x, so that there is a
-    velocity between the particles too. The sum of all a_k k(x, x_k) would not do: where the
-    kernel is wide it is n Newton steps at once.
+    The blocks of the paper's block-diagonal system are read as a function of x, so that the
+    velocity is also defined between the particles. The sum of all a_k k(x, x_k) would not do:
+    with a wide kernel it is n Newton steps at once.
     """
 
     def solve(self, curved):
@@ -80,8 +80,9 @@ class FullSystem(AbstractSystem):
     """The whole system, f(x) = sum_k a_k k(x, x_k). O((n d)^3) time, O((n d)^2) memory.
 
     The second variation need not be positive away from the target, and the kernel matrix in it is
-    close to singular: eigenvalues are taken by size and clipped from below. The KL rate is then
-    -sum_k a_k . phi(x_k), never positive, and zero where the particles are at rest.
+    close to singular, so its eigenvalues are replaced by their absolute values and clipped from
+    below. The KL rate is then -sum_k a_k . phi(x_k), which is never positive, and is zero where the
+    particles are at rest.
 
     Parameters
     ----------
@@ -116,7 +117,7 @@ class FullSystem(AbstractSystem):
 
 
 class BlockVelocity(AbstractVelocity):
-    """f(x) = h(x, x)^-1 phi(x). At m points O(m n d^2 + m d^3) with divergences."""
+    """f(x) = h(x, x)^-1 phi(x). O(m n d^2 + m d^3) at m points, with divergences."""
 
     curved: Curved
 
@@ -178,15 +179,15 @@ class KernelSum(AbstractVelocity):
 class SVN(AbstractField):
     """The velocity of Stein variational Newton; a unit step is Newton's.
 
-    Each fit takes the exact Hessian at every particle: d Hessian-vector products a particle and
-    O(n d^2) memory; what solving costs is said of the systems.
+    Each fit computes the exact Hessian at every particle, which takes d Hessian-vector products per
+    particle and O(n d^2) memory. Each system states the cost of its solve.
 
     Parameters
     ----------
     system
         ``BlockDiagonalSystem`` or ``FullSystem``.
     kernel
-        Radial, of distances in the norm of the average Hessian; the paper's unless given.
+        A radial kernel of distances in the norm of the average Hessian. The default is the paper's.
     damping
         The smallest eigenvalue of a particle's Hessian, as a share of its largest.
     """
@@ -223,10 +224,10 @@ class SVN(AbstractField):
         curvatures: Float[Array, "n d d"],
         active: Bool[Array, " d"],
     ) -> FramedVelocity:
-        """The velocity in the coordinates of its arguments, solved for in those of E[A]."""
+        """The velocity in the coordinates of the arguments, solved for in those of E[A]."""
         values, vectors = jnp.linalg.eigh(jnp.mean(curvatures, axis=0))
         frame = MetricFrame.of(DenseMetric(values, vectors), jnp.mean(particles, axis=0))
-        # Rounding in the frame is set back to zero where nothing moves.
+        # Inactive coordinates must stay zero in spite of rounding in the frame.
         z = frame.enter(particles) * active
         kernel = self.kernel.adapted(z, None)
         assert isinstance(kernel, AbstractRadialKernel)
@@ -247,7 +248,7 @@ def hessians_along(cloud: Cloud, basis: Float[Array, "r d"]) -> Float[Array, "n 
 
 
 def positive(matrices: Float[Array, "n d d"], damping: float) -> Float[Array, "n d d"]:
-    """Symmetric matrices with their eigenvalues by size, at least ``damping`` of the largest."""
+    """The matrices with absolute eigenvalues, clipped at ``damping`` times the largest."""
     values, vectors = jnp.linalg.eigh((matrices + jnp.swapaxes(matrices, -1, -2)) / 2)
     values = jnp.abs(values)
     smallest = damping * jnp.max(values, axis=-1, keepdims=True)

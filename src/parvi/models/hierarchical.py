@@ -21,19 +21,19 @@ def hierarchical_logistic_regression(
 ) -> MiniBatch:
     """The posterior of ``{"weights": (d,), "alpha": ()}`` (Liu and Wang 2016, section 5).
 
-    The PFG paper prints Gamma(0, 0.01) for alpha, which is improper; shape 1 is what the works
-    that it follows use.
+    The PFG paper prints Gamma(0, 0.01) for alpha, which is improper; the works that it follows use
+    shape 1.
 
     Parameters
     ----------
     features
-        One row an observation; include a column of ones for an intercept.
+        One row per observation; include a column of ones for an intercept.
     labels
-        0/1, booleans or -1/1.
+        Labels as 0/1, booleans or -1/1.
     batch_size
-        Rows a step; None for all.
+        Number of rows per step; None for all.
     shape, rate
-        Of the Gamma prior of alpha.
+        Shape and rate of the Gamma prior of alpha.
     """
     signed = signed_features(features, labels)
 
@@ -49,7 +49,7 @@ def hierarchical_logistic_regression(
 
 @functools.lru_cache
 def _log_prior(shape, rate):
-    """One function for all data sets: what was compiled for one serves the next of its shape."""
+    """One function for all data sets, so that data of the same shape share their programs."""
 
     def log_prior(particle):
         weights, alpha = particle["weights"], particle["alpha"]

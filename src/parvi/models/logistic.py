@@ -17,18 +17,18 @@ def logistic_regression(
     Parameters
     ----------
     features
-        One row an observation; include a column of ones for an intercept.
+        One row per observation; include a column of ones for an intercept.
     labels
-        0/1, booleans or -1/1.
+        Labels as 0/1, booleans or -1/1.
     prior_sd
-        Standard deviation of every weight, a priori.
+        Prior standard deviation of every weight.
     """
     signed = signed_features(features, labels)
     return Target(_LogDensity(signed, prior_sd), like=np.zeros(signed.shape[1], signed.dtype))
 
 
 class _LogDensity(eqx.Module):
-    """A module, not a closure: what was compiled for one data set serves others of its shape."""
+    """A module instead of a closure, so that data of the same shape share their programs."""
 
     signed: Float[ArrayLike, "rows d"]
     prior_sd: float
@@ -41,7 +41,7 @@ class _LogDensity(eqx.Module):
 def signed_features(
     features: Float[np.ndarray, "rows d"], labels: Float[np.ndarray, " rows"]
 ) -> Float[np.ndarray, "rows d"]:
-    """x y: the likelihood needs no more than the sign-flipped rows."""
+    """x y, the sign-flipped rows, which are all that the likelihood needs."""
     features = np.asarray(features)
     labels = np.asarray(labels)
     if features.ndim != 2 or labels.shape != features.shape[:1]:

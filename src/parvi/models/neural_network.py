@@ -1,8 +1,8 @@
 """Bayesian neural networks with one hidden ReLU layer, mini-batched.
 
-Regression: y ~ N(f(x), 1/gamma), weights ~ N(0, 1/lambda), both precisions Gamma a priori and
-sampled on the log scale (Hernandez-Lobato and Adams 2015; Liu and Wang 2016). Classification:
-labels ~ softmax(f(x)), weights ~ N(0, sd^2).
+Regression has y ~ N(f(x), 1/gamma) and weights ~ N(0, 1/lambda); both precisions have Gamma priors
+and are sampled on the log scale (Hernandez-Lobato and Adams 2015; Liu and Wang 2016).
+Classification has labels ~ softmax(f(x)) and weights ~ N(0, sd^2).
 """
 
 import functools
@@ -53,16 +53,16 @@ def network_regression(
     Parameters
     ----------
     features, targets
-        Standardised, both, unless you mean otherwise.
+        The data; standardise both, unless you have a reason not to.
     hidden
-        Units of the hidden layer.
+        Number of units in the hidden layer.
     batch_size
-        Rows a step; at most all of them are used.
+        Number of rows per step; at most all of them are used.
     shape, rate
-        Of the Gamma priors of gamma and lambda.
+        Shape and rate of the Gamma priors of gamma and lambda.
     jacobian
-        False leaves out the Jacobian of the log scale, as the PFG paper's code does: then the
-        density is that of Gamma(shape - 1, rate).
+        False leaves out the Jacobian of the log scale, as the PFG paper's code does. The prior is
+        then that of Gamma(shape - 1, rate).
     """
     features, targets = np.asarray(features), np.asarray(targets)
     if features.ndim != 2 or targets.shape != features.shape[:1]:
@@ -83,7 +83,7 @@ def network_regression(
 
 @functools.lru_cache
 def _regression_prior(power, rate):
-    """One function for all data sets: what was compiled for one serves the next."""
+    """One function for all data sets, so that they share their programs."""
 
     def log_gamma_prior(log_precision):
         return power * log_precision - rate * jnp.exp(log_precision)
@@ -153,8 +153,8 @@ def regression_scores(
 ) -> tuple[float, float]:
     """RMSE and mean log-likelihood on the targets' own scale: y = centre + scale f(x).
 
-    ``mixture=False`` takes the log-likelihood of the mean prediction with the mean precision, as
-    the PFG paper's code does, instead of that of the predictive mixture.
+    With ``mixture=False`` the log-likelihood is that of the mean prediction with the mean
+    precision, as in the PFG paper's code, instead of that of the predictive mixture.
     """
     predictions = centre + scale * _outputs(particles, features)[:, :, 0]
     targets = np.asarray(targets)
@@ -184,7 +184,7 @@ def classification_scores(
 
 
 def _outputs(particles, features) -> np.ndarray:
-    """(particles, rows, outputs), a particle at a time: the hidden layer of one fits."""
+    """(particles, rows, outputs), one particle at a time so that the hidden layer fits."""
     features = jnp.asarray(features, jnp.asarray(particles["w1"]).dtype)
     weights = {name: jnp.asarray(particles[name]) for name in _WEIGHTS}
     return np.asarray(jax.lax.map(lambda particle: network(particle, features), weights))
@@ -196,7 +196,7 @@ def _log_sum_exp(logits):
 
 
 def _log_mean_exp(logs):
-    """Over the particles, the first axis."""
+    """The log of the mean over the particles, the first axis."""
     top = logs.max(axis=0)
     return top + np.log(np.mean(np.exp(logs - top), axis=0))
 

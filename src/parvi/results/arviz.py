@@ -1,4 +1,4 @@
-"""Particles as ArviZ ``InferenceData``."""
+"""Converts particles to ArviZ ``InferenceData``."""
 
 import warnings
 
@@ -8,12 +8,12 @@ from jaxtyping import PyTree
 
 
 def inference_data(particles: PyTree, log_density: np.ndarray, facts: dict):
-    """One chain of n draws; the log density is ``lp`` of ``sample_stats``.
+    """One chain of n draws, with the log density as ``lp`` in ``sample_stats``.
 
-    r_hat and effective sample sizes of such a chain mean nothing, and none is computed.
+    r_hat and effective sample sizes mean nothing for such a chain and are not computed.
     """
     with warnings.catch_warnings():
-        # ArviZ announces its next major version at import; our range ends before it.
+        # ArviZ announces its next major version at import, which our version range excludes.
         warnings.simplefilter("ignore", FutureWarning)
         import arviz as az
 

@@ -1,12 +1,12 @@
-"""What is wrong with a set of particles, in words.
+"""Checks that say in words what is wrong with a set of particles.
 
-Two kinds of tests. The first ask whether the particles obey Stein's identity, E[s f + div f] = 0,
-for functions that the run did not use, in units of what as many independent draws would show. They
-cannot see mass that the particles have not reached, such as a missing tail. The second can: some
-Hamiltonian transitions from every particle, which leave the target as it is, must leave the means
-and variances of the particles as they are.
+There are two kinds of tests. The first ask whether the particles obey Stein's identity,
+E[s f + div f] = 0, for functions that the run did not use, in units of what as many independent
+draws would show. They cannot see mass that the particles have not reached, such as a missing tail.
+The second can: Hamiltonian transitions leave the target unchanged, so they must leave the means and
+variances of the particles unchanged.
 
-A clean bill is no proof: a mode that no particle has met is seen by neither.
+A clean result is no proof: neither kind sees a mode that no particle has met.
 """
 
 from typing import Any, NamedTuple
@@ -31,16 +31,16 @@ from parvi.targets.target import AbstractTarget
 
 _NUM_DRAWS = 4
 _RIDGE = 1e-2
-# Particles in the kernel test at the most: its time is quadratic.
+# Maximum number of particles in the kernel test, whose time is quadratic.
 _MAX_KERNEL = 1024
-# Transitions of the default's own flight, and how many errors above the expected largest a change
-# must be.
+# Number of transitions of the default's own flight, and the number of standard errors by which the
+# largest change may exceed its expectation.
 _TRANSITIONS = 5
 _MAX_DRIFT = 1.0
 
 
 class Check(NamedTuple):
-    """Whether nothing was found, what was found in words, and the numbers behind it.
+    """The outcome of a check: whether nothing was found, the findings in words, and the numbers.
 
     ``bool(check)`` is ``check.ok``.
     """
@@ -61,7 +61,7 @@ class Check(NamedTuple):
 def checked(
     status: Status, target: AbstractTarget, flat: Float[Array, "n d"], tempered: bool
 ) -> Check:
-    """Look at particles, flat and unconstrained, of a target whose log density is fixed."""
+    """Check flat and unconstrained particles of a target whose log density is fixed."""
     num, dim = flat.shape
     dense = tells_covariance(flat.shape)
     numbers = _numbers(target, jnp.asarray(flat))
@@ -104,12 +104,12 @@ def checked(
         )
     if numbers.get("clumps", 0.0) and not tempered:
         findings.append(
-            "The particles lie in separated clumps: how much mass is in each is that of the "
-            "start, not of the target."
+            "The particles lie in separated clumps, whose masses are those of the start, not of "
+            "the target."
         )
     unknown = [name for name, value in numbers.items() if not np.isfinite(value)]
     if unknown:
-        findings.append(f"Could not be tested, the numbers are not finite: {', '.join(unknown)}.")
+        findings.append(f"Some numbers are not finite and were not tested: {', '.join(unknown)}.")
     return Check(not findings, tuple(findings), numbers)
 
 
@@ -135,7 +135,7 @@ def _numbers(target, flat) -> dict[str, Any]:
 
 @quickly
 def _stein_numbers(log_density, place):
-    """The numbers that need no pairs, and the particles and scores in their own frame."""
+    """The numbers that need no pairs of particles, and the particles and scores in their frame."""
     cloud = Cloud.of(place, log_density)
     seen = View(cloud, InFrame(own_frame(cloud.particles)))
     z, s = seen.particles, seen.scores
@@ -144,7 +144,7 @@ def _stein_numbers(log_density, place):
     numbers = {"mean_excess": num * jnp.sum(jnp.mean(s, axis=0) ** 2) / variance}
     if not tells_covariance(z.shape):
         ratios = -jnp.mean(s * z, axis=0)
-        # The extremes of d ratios would be noise: a twentieth may be beyond on either side.
+        # The extremes of d ratios would be noise, so a twentieth on either side is left out.
         low, high = jnp.quantile(ratios, jnp.array([0.05, 0.95], ratios.dtype))
         return numbers | {"stein_low": low, "stein_high": high}, z, s
     moment = -s.T @ z / num
@@ -156,11 +156,11 @@ def _stein_numbers(log_density, place):
 
 
 def _excesses(seen) -> dict[str, Any]:
-    """Of features of three kinds, the mean over some draws of each."""
+    """The mean excess over some draws of each of three kinds of features."""
     num_features = max(min(64, seen.shape[0] // 8), 1)
 
     def one(args):
-        # One program for all: to compile each by itself would take three times as long.
+        # One program serves all kinds; compiling each by itself would take three times as long.
         key, fine, tails = args
 
         def activation(a):
@@ -178,9 +178,9 @@ def _excesses(seen) -> dict[str, Any]:
 
 
 def _drift(target, place) -> float:
-    """The largest change of a mean or a variance under Hamiltonian transitions, in its errors.
+    """The largest change of a mean or variance under Hamiltonian transitions, in standard errors.
 
-    The transitions are those of the default's own flight: a run that flew has compiled them.
+    The transitions are those of the default's own flight, which a run that flew has compiled.
     """
     flying = Fly()
     run = Run(target, flying, jax.random.key(1), place)
@@ -197,6 +197,6 @@ def _largest_change(start, end):
         return jnp.mean(change, axis=0) / (jnp.std(change, axis=0) * len(start) ** -0.5 + 1e-12)
 
     errors = jnp.concatenate([error(end - start), error(end**2 - start**2)])
-    # The largest of 2 d errors: less what the largest of so many normal ones would be.
+    # Subtract what the largest of 2 d normal errors would be by chance.
     expected = jnp.sqrt(2 * jnp.log(4.0 * start.shape[1]))
     return jnp.max(jnp.abs(errors)) - expected

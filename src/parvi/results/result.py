@@ -1,4 +1,4 @@
-"""``Result``: the particles, how the run ended, and the way there."""
+"""``Result``: the particles, how the run ended, and its history."""
 
 import dataclasses
 import functools
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
-# Rows of data times particles that are evaluated at once.
+# Limit on the rows of data times particles that are evaluated at once.
 _ROWS = 2_000_000
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Timing(NamedTuple):
-    """Seconds in all, and those until the first step was done (mostly compilation)."""
+    """Total seconds, and the seconds of the calls that compiled."""
 
     seconds: float
     compile_seconds: float
 
 
 class Settings(NamedTuple):
-    """What ``parvi.sample`` was called with, beside the target."""
+    """The arguments of ``parvi.sample`` other than the target."""
 
     init: Any
     key: Any
@@ -44,33 +44,35 @@ class Settings(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """What a run gives back. All arrays are NumPy's, in the dtype of the run.
+    """The outcome of a run. All arrays are NumPy arrays in the dtype of the run.
 
     Attributes
     ----------
     particles
-        In the structure and on the scale of ``init``, with leading axis n.
+        The particles, in the structure and on the scale of ``init``, with leading axis n.
     status
         How the run ended.
     history
         Per-step arrays: ``stage`` (its name), ``kl_rate`` (dKL/dt), ``stein_ratio``,
         ``step_size``, ``gradients`` (how many were evaluated), ``accepted`` (whether any particle
-        moved) and what the sampler adds, NaN in stages that do not have it.
+        moved) and the sampler's own columns, which are NaN in stages that do not have them.
     names
-        One for every number of a particle.
+        A name for every number of a particle.
     sampler, key
-        Its settings in words, and the seed, for the record.
+        The sampler's settings and the key as text, for the record.
     timing
-        Seconds.
+        Times in seconds.
     num_moved
-        Initial particles that were moved between others, because their density was not finite.
+        Number of initial particles that were moved between others because their density was not
+        finite.
     target
-        What was sampled; None in a result that was loaded from a file,
+        The target; None in a result that was loaded from a file.
     saved_log_density
-        which has this instead.
+        The log densities, in a result that was loaded from a file.
     settings
-        With these ``parvi.sample(result.target, **result.settings._asdict())`` gives the same
-        particles, bit for bit; None in a result that was loaded. A reference to ``init``, no copy.
+        The arguments with which ``parvi.sample(result.target, **result.settings._asdict())`` gives
+        the same particles, bit for bit; None in a result that was loaded from a file. It refers to
+        ``init`` without a copy.
     """
 
     particles: PyTree[np.ndarray]
@@ -96,7 +98,7 @@ class Result:
         timing: Timing,
         num_moved: int = 0,
     ) -> "Result":
-        """From what the loop left behind."""
+        """Build a result from the end of a run."""
         layout = target.layout
         assert layout is not None
         particles = _constrained(layout, flat)
@@ -115,9 +117,10 @@ class Result:
 
     @functools.cached_property
     def log_density(self) -> Float[np.ndarray, " n"]:
-        """At each particle, on the scale of ``init`` (without the Jacobian of constraints).
+        """Log density of each particle on the scale of ``init`` (without the Jacobian).
 
-        With all the data: evaluated when first asked for, since that may take longer than the run.
+        It uses all the data and is evaluated at first access, since it may take longer than the
+        run.
         """
         if self.saved_log_density is not None:
             return self.saved_log_density
@@ -131,29 +134,30 @@ class Result:
 
     @property
     def num_steps(self) -> int:
-        """Steps that were done."""
+        """Number of steps that were made."""
         return len(self.history["kl_rate"]) if self.history else 0
 
     @property
     def num_gradients(self) -> int:
-        """Gradients of the log density that were evaluated, those at the start included."""
+        """Number of gradients that were evaluated, including those at the start."""
         made = self.history["gradients"].sum(dtype=np.int64) if self.history else 0
         return self.num_particles + int(made)
 
     @property
     def num_particles(self) -> int:
-        """n."""
+        """n, the number of particles."""
         return len(jax.tree_util.tree_leaves(self.particles)[0])
 
     def matrix(self) -> Float[np.ndarray, "n k"]:
-        """The particles as one array, a column for every name."""
+        """The particles as one array with a column for every name."""
         leaves = jax.tree_util.tree_leaves(self.particles)
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
     def summary(self) -> "pd.DataFrame":
         """Mean, standard deviation and quantiles of every parameter.
 
-        No r_hat and no effective sample size: they are made for chains and mean nothing here.
+        It has no r_hat and no effective sample size, which are made for chains and mean nothing
+        here.
         """
         import pandas as pd
 
@@ -190,17 +194,17 @@ class Result:
             flat = jax.vmap(layout.unconstrain)(self.particles)
             tempered = bool(np.any(self.history.get("stage", np.empty(0)) == "temper"))
             if not target.is_fixed:
-                # With all the data, whatever a step of the run saw.
+                # The check uses all the data, even if the steps of the run saw mini-batches.
                 target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
             with single_blas_thread():
                 return checks.checked(self.status, target, flat, tempered)
 
     def to_arviz(self) -> "az.InferenceData":
-        """An ArviZ ``InferenceData``: one chain of n draws, log density in ``sample_stats``."""
+        """Convert to an ArviZ ``InferenceData``: one chain of n draws, with ``lp``."""
         return arviz.inference_data(self.particles, self.log_density, self._facts())
 
     def save(self, path: Any) -> None:
-        """Write to one file (NumPy's npz, no pickle); an existing one is replaced as a whole."""
+        """Write to one file (NumPy's npz, no pickle). An existing file is replaced atomically."""
         arrays = {f"history/{name}": column for name, column in self.history.items()}
         arrays["log_density"] = self.log_density
         storage.write(path, self.particles, arrays, self._facts() | {"names": self.names})
@@ -230,10 +234,10 @@ def load(path: Any, like: PyTree | None = None) -> Result:
     Parameters
     ----------
     path
-        The file.
+        Path of the file.
     like
-        A particle of the wanted structure; needed only where it is not made of dicts, lists and
-        tuples.
+        A particle of the wanted structure. It is needed only if the structure is not made of
+        dicts, lists and tuples.
     """
     particles, arrays, facts = storage.read(path, like)
     try:
@@ -267,14 +271,14 @@ def _constrained(layout, flat):
 @eqx.filter_jit
 def _log_densities(target: AbstractTarget, particles):
     """The user's log density of every particle, with all the data."""
-    # One particle at a time would be slow, and all at once large where the data are many rows.
+    # One particle at a time would be slow, and all at once would need much memory for large data.
     num = len(jax.tree_util.tree_leaves(particles)[0])
     at_once = max(1, min(256, num, _ROWS // target.num_rows))
     return jax.lax.map(target.full().log_density, particles, batch_size=at_once)
 
 
 def _history(blocks: list) -> dict[str, np.ndarray]:
-    """One column a fact; NaN where a stage does not have it."""
+    """One column for each quantity, NaN in stages that do not have it."""
     if not blocks:
         return {}
     parts = []

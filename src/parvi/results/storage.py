@@ -1,4 +1,4 @@
-"""Results on disk: one npz with a JSON record inside, no pickle, written whole or not at all."""
+"""Stores a result in one npz with a JSON record, without pickle, written whole or not at all."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _CUSTOM = "custom"
 
 
 def write(path: Any, particles: PyTree, arrays: dict[str, np.ndarray], facts: dict) -> None:
-    """Write beside the file and then move there: a full disk leaves the old file as it was."""
+    """Write a temporary file and move it into place, so that a full disk keeps the old file."""
     path = pathlib.Path(path)
     leaves = jax.tree_util.tree_leaves(particles)
     content = {f"particles/{i}": leaf for i, leaf in enumerate(leaves)} | arrays
@@ -35,7 +35,7 @@ def write(path: Any, particles: PyTree, arrays: dict[str, np.ndarray], facts: di
 
 
 def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray], dict]:
-    """Particles, the other arrays, and the record."""
+    """Read the particles, the other arrays and the record."""
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -58,7 +58,7 @@ def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray],
 
 
 def _structure(tree: PyTree) -> Any:
-    """Dicts, lists and tuples as JSON; any other node by the names of its leaves."""
+    """Describe dicts, lists and tuples as JSON, and any other node by the names of its leaves."""
     if isinstance(tree, np.ndarray):
         return "leaf"
     if tree is None:

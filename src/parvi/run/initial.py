@@ -1,4 +1,4 @@
-"""The border of ``sample``: what the user gave, made into flat particles of one dtype."""
+"""The start of ``sample``, which turns the user's input into flat particles of one dtype."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ DEFAULT_NUM_PARTICLES = 512
 
 
 def as_target(log_density: Callable | AbstractTarget) -> AbstractTarget:
-    """The target that the user means."""
+    """The user's target, wrapped in a ``Target`` if it is a plain function."""
     return log_density if isinstance(log_density, AbstractTarget) else Target(log_density)
 
 
@@ -34,7 +34,7 @@ def as_key(key: Any) -> Key[Array, ""]:
 def initial_values(
     key: Key[Array, ""], init: Any, num_particles: int | None, target: AbstractTarget
 ) -> PyTree:
-    """The particles in the user's structure, or None where the target draws them itself."""
+    """The particles in the user's structure, or None if they are to be drawn."""
     if init is None:
         if target.layout is None:
             raise ValueError(
@@ -56,7 +56,7 @@ def initial_values(
 
 
 def dtype_of(values: PyTree) -> np.dtype:
-    """The one floating dtype of all leaves: NumPy's float64 means float64, whatever JAX's flag."""
+    """The common dtype of all leaves; NumPy's float64 means float64, whatever JAX's flag says."""
     if values is None:
         return np.dtype(jnp.zeros(()).dtype)
     leaves = jax.tree_util.tree_leaves(values)

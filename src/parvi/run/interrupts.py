@@ -1,4 +1,4 @@
-"""Ctrl-C where it must neither fall between two lines nor be lost."""
+"""Handling of Ctrl-C where it must neither fall between two lines nor be lost."""
 
 import contextlib
 import signal
@@ -16,9 +16,9 @@ class Interrupts:
 def noted_interrupts() -> Iterator[Interrupts]:
     """Note a Ctrl-C instead of raising it; a second one is raised at once.
 
-    A ``KeyboardInterrupt`` may be raised between any two lines, also where an exception is dropped
-    (a callback of the garbage collector, a destructor). Only in the main thread and instead of
-    Python's own handler: where it is somebody else's, it stays.
+    A ``KeyboardInterrupt`` may be raised between any two lines, even where exceptions are dropped
+    (a callback of the garbage collector, a destructor). This works only in the main thread, and
+    replaces only Python's own handler: any other handler stays.
     """
     interrupts = Interrupts()
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler

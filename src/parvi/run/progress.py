@@ -1,4 +1,4 @@
-"""A progress bar where there is a terminal, and silence elsewhere."""
+"""A progress bar that is silent without a terminal."""
 
 import sys
 
@@ -13,7 +13,7 @@ from rich.progress import (
 
 
 class Bar:
-    """Steps, stage, KL rate and steps per second; it prints nothing where it is not wanted."""
+    """Shows steps, stage, KL rate and steps per second, or nothing if it is not wanted."""
 
     def __init__(self, num_steps: int, wanted: bool | None, description: str = "sampling"):
         self._num_steps = num_steps

@@ -1,6 +1,6 @@
-"""``Run``: a run that one can hold, advance and look at.
+"""``Run``: a run that can be advanced and inspected.
 
-``sample``, the experiments and the benchmarks are its callers: there is no other loop.
+It is the only loop: ``sample``, the experiments and the benchmarks all call it.
 """
 
 import time
@@ -29,28 +29,28 @@ from parvi.samplers.sequence import Sequence, Stage, as_sequence
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
 
-# Particles of so many bytes (32 MB) are moved in place, and their scores are not held where the
-# sampler does not need them.
+# Particles of this many bytes (32 MB) or more are moved in place, and their scores are not held if
+# the sampler does not need them.
 _LARGE = 1 << 25
 
 
 class Run:
-    """A target, a sampler, a key, and how far the particles have come.
+    """A target, a sampler, a key, and the current state of the particles.
 
     Attributes
     ----------
     target, sampler, key
-        What it was begun with; the sampler as a ``Sequence``.
+        The arguments of the run; the sampler is a ``Sequence``.
     stage
-        The stage that moves the particles now.
+        The current stage.
     carry
-        What goes round in the loop; a checkpoint has to hold it, and ``history``.
+        The state of the loop; a checkpoint has to hold it and ``history``.
     status
         ``RUNNING`` until the last stage is done or one has failed.
     history
-        A record of every step, in blocks, with the name of its stage.
+        The records of all steps, in blocks, with the names of their stages.
     compile_seconds
-        Seconds of calls that compiled.
+        Seconds spent in calls that compiled.
 
     Examples
     --------
@@ -73,11 +73,11 @@ class Run:
         plan: Plan | None = None,
     ):
         self.sampler = as_sequence(sampler)
-        # How far a plain sampler goes is its caller's business.
+        # The caller decides how many steps a plain sampler makes.
         self._is_staged = isinstance(sampler, Sequence)
         self._sharding = sharding
         self._plan = plan
-        # Once: data in NumPy's arrays would be copied at every call.
+        # Data in NumPy arrays would be copied at every call, so they are moved once.
         if sharding is None:
             self.target, self.key = jax.tree_util.tree_map(_on_device, (target, key))
         else:
@@ -106,13 +106,14 @@ class Run:
         sharding: NamedSharding | None = None,
         plan: Plan | None = None,
     ) -> "Run":
-        """A run from flat and unconstrained particles, whose log density is asked first of all.
+        """Begin a run from flat, unconstrained particles, and evaluate the log density there.
 
-        Call it, and ``advance``, inside the precision of the particles
-        (``parvi.targets.precision``): ``parvi.sample`` sees to that. ``plan`` says how the stages
-        are compiled, for measurements; None: as their cost suggests.
+        Call it and ``advance`` inside the precision of the particles (``parvi.targets.precision``),
+        as ``parvi.sample`` does. For measurements, ``plan`` determines how the stages are compiled;
+        None decides by their cost.
         """
-        particles = jnp.asarray(particles)
+        # A copy, because large arrays are donated and these belong to the caller.
+        particles = jnp.array(particles)
         target = as_target(target)
         if target.layout is None:
             target = target.laid_out(jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
@@ -122,22 +123,22 @@ class Run:
 
     @property
     def stage(self) -> Stage:
-        """The stage that moves the particles now."""
+        """The current stage."""
         return self.sampler.stages[self._number]
 
     @property
     def particles(self) -> Float[Array, "n d"]:
-        """Where the particles are, flat and unconstrained."""
+        """The current particles, flat and unconstrained."""
         return self.carry.place.particles
 
     @property
     def memory(self) -> PyTree[Array]:
-        """What the stage's sampler remembers."""
+        """The memory of the stage's sampler."""
         return self.carry.memory
 
     @property
     def num_steps(self) -> int:
-        """Steps that were made, in all stages."""
+        """The number of steps made in all stages."""
         return int(self.carry.step)
 
     @property
@@ -147,7 +148,7 @@ class Run:
 
     @property
     def kl_rate(self) -> float:
-        """The last step's."""
+        """The KL rate of the last step."""
         return float(self.history[-1][1].info.kl_rate[-1]) if self.history else float("nan")
 
     def gathered(self) -> Any:
@@ -155,7 +156,7 @@ class Run:
         return gathered(self.particles, self._sharding)
 
     def advance(self, num_steps: int) -> None:
-        """At most so many steps, in as many stages as they take; fewer where the run is done."""
+        """Make up to ``num_steps`` steps, across stages; fewer if the run is done before."""
         until = self.num_steps + num_steps
         while not self.is_done and self.num_steps < until:
             self._advance_stage(until)
@@ -163,11 +164,11 @@ class Run:
     def _advance_stage(self, until: int) -> None:
         last = self._first + self.stage.sampler.max_steps if self._is_staged else until
         done = self.num_steps
-        # The first call of a stage compiles, and so does the first of its careful program: their
-        # seconds say nothing of a step's.
+        # The first call of a stage compiles, and so does the first of its careful program, so their
+        # times say nothing about a step's.
         self._compiles |= done == self._first + self._stepper.plan.quick_steps
         before = time.perf_counter()
-        # Large arrays are given away: nothing that stands for the old ones may be kept.
+        # Large arrays are donated, so no reference to the old ones may be kept.
         carry, self.carry = self.carry, None
         try:
             new, records = self._stepper.advance(
@@ -191,7 +192,7 @@ class Run:
             self._leave(ended)
 
     def _leave(self, ended: Status) -> None:
-        """The end of a stage: the next one, a way back, or the end of the run."""
+        """End a stage: enter the next one, go back, or end the run."""
         stage = self.stage
         self._done = (*self._done, stage.name)
         if ended == Status.CONVERGED:
@@ -202,7 +203,7 @@ class Run:
             self.status = ended
 
     def _undo(self, name: str) -> None:
-        """Back to the particles before a stage; its steps, and those after it, are marked."""
+        """Go back to the particles before a stage, and mark its steps and those after it."""
         self.carry = self.carry._replace(place=self._kept[name])
         names = [stage.name for stage in self.sampler.stages]
         undone = names[names.index(name) : self._number + 1]
@@ -213,7 +214,7 @@ class Run:
         self.status = Status.CONVERGED
 
     def _enter(self, place: Place, first: int) -> None:
-        """The next stage whose condition holds, or the end of the run."""
+        """Enter the next stage whose condition holds, or end the run."""
         before = time.perf_counter()
         stages = self.sampler.stages
         for number in range(self._number + 1, len(stages)):
@@ -225,7 +226,7 @@ class Run:
                 continue
             self._number, self._first = number, first
             if any(later.back_to == stage.name for later in stages):
-                # A copy, where the arrays themselves will be given away.
+                # This is a copy, because the arrays themselves may be donated.
                 self._kept[stage.name] = jax.tree_util.tree_map(jnp.copy, place)
             sampler = jax.tree_util.tree_map(_on_device, stage.sampler)
             if self._sharding is not None:
@@ -238,10 +239,16 @@ class Run:
             self._compiles = True
             self.compile_seconds += time.perf_counter() - before
             return
+        if not self._done:
+            names = [stage.name for stage in stages]
+            raise ValueError(
+                f"No stage can begin: the conditions of {names} do not hold for the first "
+                "particles; give the first stage the condition Always()."
+            )
         self.status = Status.CONVERGED
 
     def _read(self, place: Place, held: bool) -> Place:
-        """The place with its scores, or without."""
+        """The place with or without its scores."""
         if not held:
             return Place(place.particles, None, None)
         if place.scores is not None:

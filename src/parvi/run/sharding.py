@@ -1,9 +1,9 @@
-"""Particles over devices, by JAX's own sharding: the program does not change.
+"""Particles over devices, with JAX's own sharding: the program does not change.
 
-The particles, and all that stands beside each of them, are spread over the first axis of a mesh;
-what is fitted is on every device. Sums over the particles are the only thing that devices tell
-each other, so that the traffic does not grow with the number of particles. A second axis of the
-mesh, where there is one, spreads the rows of a ``MiniBatch``'s data.
+The particles, and everything else that is kept per particle, are split along the first axis of a
+mesh; what is fitted is replicated on every device. Devices exchange only sums over the particles,
+so the traffic does not grow with their number. A second axis of the mesh, if there is one, splits
+the rows of a ``MiniBatch``'s data.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from parvi.targets.target import AbstractTarget
 
 
 def particle_sharding(mesh: Mesh | None, num: int) -> NamedSharding | None:
-    """How n particles lie on the mesh; ``ValueError`` where they do not fit."""
+    """The sharding of n particles on the mesh; raises ``ValueError`` if they do not fit."""
     if mesh is None:
         return None
     if not isinstance(mesh, Mesh):
@@ -32,19 +32,19 @@ def particle_sharding(mesh: Mesh | None, num: int) -> NamedSharding | None:
             f"{num} particles cannot be spread evenly over the {devices} devices of the mesh's "
             f"first axis; take {num - num % devices or devices} or {num - num % devices + devices}."
         )
-    # The compiler decides what lies where: also on a mesh that was made for explicit shardings.
+    # The compiler places arrays, even on a mesh that was made for explicit shardings.
     automatic = (AxisType.Auto,) * len(mesh.axis_names)
     mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=automatic)
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
 
 
 def spread(particles: Float[Array, "n d"], sharding: NamedSharding) -> Float[Array, "n d"]:
-    """The particles on their devices; every process holds all of them before, its own after."""
+    """The particles on their devices; a process holds all of them before, and its own after."""
     return _placed(particles, sharding)
 
 
 def spread_target(target: AbstractTarget, mesh: Any) -> AbstractTarget:
-    """The target on every device; rows of mini-batch data over the second axis, if there is one."""
+    """The target on every device, with mini-batch rows split along the second axis if any."""
     if isinstance(target, MiniBatch) and len(mesh.axis_names) > 1:
         parts = mesh.devices.shape[1]
         if target.num_rows % parts != 0:
@@ -60,13 +60,13 @@ def spread_target(target: AbstractTarget, mesh: Any) -> AbstractTarget:
 
 
 def replicate(tree: PyTree, mesh: Any) -> PyTree:
-    """Arrays on every device of the mesh."""
+    """The tree with its arrays on every device of the mesh."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.tree_util.tree_map(lambda leaf: _on(leaf, everywhere), tree)
 
 
 def constrained(tree: PyTree, num: int, sharding: NamedSharding | None) -> PyTree:
-    """Inside a compiled function: what has an entry for every particle lies where it does."""
+    """Inside a compiled function, keep arrays with a row per particle on its device."""
     if sharding is None:
         return tree
 
@@ -94,6 +94,6 @@ def _placed(leaf, sharding):
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = _placed(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
-    # Every process has the whole array and gives its own devices their part: nothing is sent.
+    # Every process has the whole array and gives its own devices their part, so nothing is sent.
     host = np.asarray(leaf)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

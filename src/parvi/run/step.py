@@ -1,6 +1,6 @@
-"""One step of any sampler: it proposes, the log density is asked, it concludes.
+"""One step of any sampler: it proposes, the log density is evaluated, it concludes.
 
-What was rejected or is not finite is put back here, and nowhere else.
+Points that were rejected or are not finite are put back here, and nowhere else.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from parvi.status import Status
 
 
 class Stepped(NamedTuple):
-    """The cloud after a step, what the sampler remembers, what is known of the step."""
+    """The cloud after a step, the sampler's memory, the info, and whether any particle moved."""
 
     cloud: Cloud
     memory: PyTree[Array]
@@ -33,7 +33,7 @@ def step(
 
 
 def arrived(cloud: Cloud, points: Float[Array, "n d"] | Cloud) -> Cloud:
-    """What is found at the points, unless the sampler has found it."""
+    """The cloud at the points, unless the sampler has already evaluated it."""
     if isinstance(points, Cloud):
         return points
     if cloud.is_held:
@@ -44,14 +44,14 @@ def arrived(cloud: Cloud, points: Float[Array, "n d"] | Cloud) -> Cloud:
 def concluded(
     cloud: Cloud, pending: Any, there: Cloud, sampler: AbstractSampler, evaluated: bool = True
 ) -> Stepped:
-    """The end of a step, with what was found at the points."""
+    """The end of a step, given the cloud at the points."""
     accepted, memory, info = sampler.conclude(cloud, pending, there)
-    # A sampler that gives back a cloud has asked by itself, and counts by itself.
+    # A sampler that returns a cloud has evaluated it, and counted its gradients, itself.
     asked = cloud.shape[0] if evaluated else 0
     accepted = jnp.asarray(accepted)
     sound = _sound(there)
     taken = accepted & (jnp.all(sound) if accepted.ndim == 0 else sound)
-    # A sampler that took a move of all to where the density is not finite did not look.
+    # A sampler that accepts a move of all particles must check that the points are finite.
     careless = (accepted & ~taken) if accepted.ndim == 0 else jnp.zeros((), bool)
     status = jnp.where(careless, Status.NONFINITE, info.status).astype(jnp.int32)
 
@@ -65,12 +65,12 @@ def concluded(
 
 
 def _sound(there: Cloud) -> Bool[Array, "..."]:
-    """Which points have a finite log density and score, one flag for all where they are not held.
+    """Which points have a finite log density and score; one flag for all if they are not held.
 
-    Then a sampler sees by its means, which are NaN, what is not finite.
+    The sampler then notices points that are not finite by its means, which are NaN.
     """
     if not there.is_held:
-        # In this form nothing of the particles' size is made; NaN and infinity come through.
+        # This form allocates no array of the particles' size, and passes NaN and infinity on.
         return jnp.isfinite(jnp.maximum(jnp.max(there.particles), -jnp.min(there.particles)))
     rows = (there.particles, there.scores, there.log_densities[:, None])
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(row), axis=1) for row in rows]), axis=0)

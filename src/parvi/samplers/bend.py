@@ -1,20 +1,20 @@
 """Bend: rounds of flow along random features that are frozen for a round.
 
-In each round the frame, the metric and k tanh features are frozen, and f = W psi is solved in
-closed form in the metric of the Fisher information, its eigenvalues at least 1. With
-B = E[s psi^T + grad psi] and G = E[psi psi^T] the merit
+Each round freezes the frame, the metric and k tanh features, and solves f = W psi in closed form.
+The metric is the Fisher information with eigenvalues raised to at least 1. With
+B = E[s psi^T + grad psi] and G = E[psi psi^T], the merit
 
     tr(H^-1 B^T (G + ridge)^-1 B)
 
-is minus the KL rate along f and a Stein discrepancy: it is zero where the particles obey Stein's
-identity for every feature, whatever the ridge and the metric. Only steps that decrease it are kept.
-A round ends when the merit has fallen. For n independent draws the merit of fresh features has a
-known mean; their ratio is the *excess* (``fields.pfg.excess``). Rounds go on until a fresh excess
-is below 1 and no longer falls: from there on a round only exchanges one set of features' noise for
+is minus the KL rate along f and a Stein discrepancy: whatever the ridge and the metric, it is zero
+if the particles obey Stein's identity for every feature. Only steps that decrease it are kept, and
+a round ends when it has fallen. For n independent draws the merit of fresh features has a known
+mean; the ratio to it is the *excess* (``fields.pfg.excess``). Rounds go on until a fresh excess is
+below 1 and no longer falls: from there on, a round only exchanges one set of features' noise for
 another's.
 
-All that is needed of the particles are means over them: a step is one pass, in blocks.
-O(n k (k + d) + d^3).
+The stage needs only means over the particles, so a step is one pass, in blocks.
+It costs O(n k (k + d) + d^3).
 """
 
 from typing import NamedTuple
@@ -37,15 +37,15 @@ from parvi.stopping import Never
 
 # More gained nothing at n = 512 (docs/decisions/0009-affine-then-bend.md).
 _MAX_FEATURES = 128
-# A fresh excess that no longer falls is believed at once below this, else the second time.
+# A fresh excess that no longer falls ends the stage at once below this, else the second time.
 _SURE = 0.6
-# Steps of a round at least: a first step may fall far on its own features alone.
+# A round takes at least this many steps: the first may lower the merit of its own features only.
 _MIN_AGE = 3
 _FIRST_STEP, _LONGEST_STEP, _SHORTEST_STEP = 0.5, 2.0, 1e-6
 
 
 class Round(NamedTuple):
-    """What is frozen while a round lasts: frame, metric and features."""
+    """The frame, metric and features that are frozen during a round."""
 
     frame: DenseFrame
     metric: DenseMetric
@@ -61,10 +61,10 @@ class Descent(NamedTuple):
 
 
 class Bending(NamedTuple):
-    """Where a run of rounds is.
+    """The state of the rounds.
 
-    ``fresh``: a round begins with the next step. ``smallest``: the smallest fresh excess so far.
-    ``hesitated``: an excess that no longer fell was met once. ``num_rounds``: those begun.
+    ``fresh``: the next step begins a round. ``smallest``: the smallest fresh excess so far.
+    ``hesitated``: an excess has already failed to fall once. ``num_rounds``: the rounds begun.
     """
 
     round: Round
@@ -91,20 +91,20 @@ class Bend(AbstractSampler):
     Parameters
     ----------
     num_features
-        k; None for n / 8, at most 128.
+        Number of features k; None for n / 8, at most 128.
     ridge
-        On G, whose features are of order 1 in the whitened frame.
+        Ridge on G, whose features are of order 1 in the whitened frame.
     fall
-        A round ends when the merit is below ``fall`` times its first value,
+        A round ends when the merit is below ``fall`` times its first value.
     max_age
-        or after so many steps.
+        The largest number of steps in a round.
     gain
-        The last round is the one after which a fresh excess below 1 is above ``gain`` times the
-        smallest before. Infinity: rounds go on for as long as they are asked.
+        The stage rests when a fresh excess below 1 is above ``gain`` times the smallest before.
+        With infinity it never rests by itself.
     patience
-        Rounds after which the stage gives up, as ``MAX_STEPS``.
+        Number of rounds after which the stage gives up, as ``MAX_STEPS``.
     max_steps
-        Ends the stage at the latest.
+        The largest number of steps of the stage.
     """
 
     num_features: int | None = None
@@ -121,7 +121,7 @@ class Bend(AbstractSampler):
         return True
 
     def num_features_for(self, shape: tuple[int, ...]) -> int:
-        """How many features so many particles bear: an eighth of them; 0 for fewer than 32."""
+        """The number of features for n particles: n / 8, or 0 for fewer than 32 particles."""
         if not tells_covariance(shape):
             return 0
         most = min(shape[0] // 8, _MAX_FEATURES)
@@ -132,12 +132,12 @@ class Bend(AbstractSampler):
         num_features = self.num_features_for(cloud.shape)
         if num_features < 1:
             raise ValueError(
-                f"{cloud.shape[0]} particles in {dim} dimensions are too few to bend: at least 32, "
-                "and 1.5 a dimension, are needed; run the affine stage alone, "
-                "parvi.pfg(num_features=0), or take more particles."
+                f"{cloud.shape[0]} particles in {dim} dimensions are too few to bend: it takes at "
+                "least 32, and 1.5 per dimension. Run the affine stage alone with "
+                "parvi.pfg(num_features=0), or give more particles."
             )
         square, zero = jnp.zeros((dim, dim), dtype), jnp.zeros((), dtype)
-        # Nothing of the round is used before the first step has drawn its own.
+        # This round is a placeholder: the first step draws its own.
         features = jnp.zeros((num_features, dim), dtype), jnp.zeros(num_features, dtype)
         return Bending(
             round=Round(
@@ -159,8 +159,8 @@ class Bend(AbstractSampler):
             lambda: self._begun(cheap(key), cloud, memory),
             lambda: (memory, jnp.full((), jnp.nan, cloud.dtype)),
         )
-        # Only the features' noise is left where a fresh excess below 1 falls no more: surely where
-        # it is far below, or the second time.
+        # If a fresh excess below 1 no longer falls, only the features' noise is left. This is sure
+        # when it is far below 1, or the second time.
         floor = memory.fresh & (excess < 1) & (excess > self.gain * memory.smallest)
         at_rest = floor & ((excess < _SURE) | memory.hesitated)
         frame, descent = memory.round.frame, memory.descent
@@ -188,7 +188,7 @@ class Bend(AbstractSampler):
         step_size = jnp.where(accepted, longer, 0.5 * old.step_size)
         age = jnp.where(old.fresh, 0, old.age) + 1
         descent = jax.tree_util.tree_map(lambda a, b: jnp.where(accepted, a, b), new, old.descent)
-        # A round ends when its merit has fallen, when it is old, or when no step is short enough.
+        # A round ends when its merit has fallen, when it is old, or when even short steps fail.
         ends = (descent.merit <= self.fall * first) & (age >= _MIN_AGE)
         ends = ends | (age >= self.max_age) | (step_size < _SHORTEST_STEP)
         memory = Bending(
@@ -218,7 +218,7 @@ class Bend(AbstractSampler):
         return accepted, memory, info
 
     def _begun(self, key, cloud, memory):
-        """A new round: frame, metric and features drawn afresh, and the excess of those."""
+        """A new round with its own frame, metric and features, and the excess of the features."""
         frame = DenseFrame.of(cloud.particles)
         seen = View(cloud, InFrame(frame))
         few = seen.some()

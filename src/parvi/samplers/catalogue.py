@@ -1,4 +1,4 @@
-"""The ready samplers by name: the one list behind contract, benchmarks, guide and documentation."""
+"""The ready samplers by name, used by the contract tests, benchmarks, guide and documentation."""
 
 from collections.abc import Callable
 
@@ -23,7 +23,7 @@ from parvi.samplers.ready import (
 from parvi.samplers.sequence import Sequence
 from parvi.samplers.sgld import sgld
 
-# Each makes a sampler with its defaults. A new one is added here, and in ``parvi/__init__.py``.
+# Each makes a sampler with its defaults. Add a new one here and in ``parvi/__init__.py``.
 READY: dict[str, Callable[..., AbstractSampler | Sequence]] = {
     "pfg": pfg,
     "pfg_algorithm_1": pfg_algorithm_1,

@@ -1,12 +1,13 @@
-"""The default: an affine flow, then one that bends; flights and a path between modes where needed.
+"""The default: an affine flow, then one that bends; flights and a tempered path if needed.
 
-1. **affine** maps, until the KL rate is below what sampling noise makes of it; this alone, for
-   longer, where there are too few particles to bend.
-2. **bend** along random features, in rounds, until only the features' noise is left.
-3. Where the Fisher information is far from a Gaussian's, features do not see all that is missing:
-   **fly** by Hamiltonian transitions, and **bend again**.
-4. Where the particles lie in separated clumps their weights are those of the start: **temper**,
-   from a broad Gaussian, and **settle**; back to before the path if that does not come to rest.
+1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
+   few particles to bend, this is the only stage and runs for longer (**affine alone**).
+2. **bend** moves along random features, in rounds, until only the features' noise is left.
+3. If the Fisher information is far from a Gaussian's, the features miss part of the error:
+   **fly** makes Hamiltonian transitions, and **bend again** follows.
+4. If the particles lie in separated clumps, these still have the weights of the start: **temper**
+   follows a path from a broad Gaussian, and **settle** bends. If that does not come to rest, the
+   run goes back to the particles before the path.
 """
 
 import math
@@ -41,9 +42,9 @@ def affine(share: float = 0.01, patience: int = 5, max_steps: int = 5000) -> Flo
     Parameters
     ----------
     share, patience
-        Of the stopping rule ``KLRate``.
+        Settings of the stopping rule ``KLRate``.
     max_steps
-        Ends the run at the latest.
+        The largest number of steps.
     """
     whitened = Whitened(Clipped(PFG(Linear(), WhitenedCurvature(), Irrotational())))
     scaled = Standardised(Clipped(PFG(Scaling(), StandardisedCurvature(), Irrotational())))
@@ -52,19 +53,21 @@ def affine(share: float = 0.01, patience: int = 5, max_steps: int = 5000) -> Flo
 
 
 def pfg(num_features: int | None = None, max_steps: int = 5000) -> Sequence:
-    """The default: PFG without a setting to tune, which stops by itself.
+    """The default: PFG with nothing to tune, which stops by itself.
 
-    First affine maps, in closed form, in the particles' own coordinates; then maps that bend, by
-    random features that are frozen for a round; where the target is far from Gaussian, Hamiltonian
-    transitions and rounds anew; where the particles end in separated clumps, once more along a
-    tempered path. ``result.check()`` says what is wrong with what came out.
+    It first fits affine maps in closed form, in the particles' own coordinates, then maps that
+    bend, along random features that are frozen for a round. If the target is far from Gaussian,
+    Hamiltonian transitions and further rounds follow; if the particles end in separated clumps,
+    they move once more along a tempered path. ``result.check()`` reports what is wrong with the
+    result.
 
     Parameters
     ----------
     num_features
-        Of the maps that bend; None for n / 8, at most 128, and 0 for affine maps only.
+        Number of features of the maps that bend: None for n / 8, at most 128; 0 for affine maps
+        only.
     max_steps
-        Ends the run at the latest.
+        The largest number of steps.
 
     Examples
     --------
@@ -78,7 +81,7 @@ def pfg(num_features: int | None = None, max_steps: int = 5000) -> Sequence:
     """
     bend = Bend(num_features)
     bends = EnoughToBend(bend)
-    # Each temperature has but one round, which comes closer to rest than others.
+    # Each temperature has only one round, so it has to come closer to rest than others.
     path = Bend(num_features, fall=0.03, max_age=30, gain=math.inf)
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),

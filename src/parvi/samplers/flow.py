@@ -2,8 +2,8 @@
 
     x <- x + eta f(x)
 
-A rejected move costs no second evaluation: what is known at the particles is kept with them. With
-mini-batches each evaluation sees the batch of its own step.
+A rejected move costs no second evaluation, because the cloud keeps the scores at the particles.
+With mini-batches, each evaluation sees the batch of its own step.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from parvi.stopping import KLRate
 
 
 class FlowMemory(NamedTuple):
-    """How many steps were made, and what the parts remember."""
+    """The number of steps made, and the memories of the field and the stepper."""
 
     step: Int[Array, ""]
     field: PyTree[Array]
@@ -40,13 +40,13 @@ class Flow(AbstractSampler):
     Parameters
     ----------
     field
-        Gives the velocity.
+        Fits the velocity.
     stepper
-        Gives the step, and judges it.
+        Chooses the step, and accepts or rejects it.
     stopping_rule
-        Says when the run is done.
+        Decides when the run is done.
     max_steps
-        Ends it at the latest.
+        The largest number of steps.
     """
 
     field: AbstractField
@@ -84,7 +84,7 @@ class Flow(AbstractSampler):
         def keep(new, before):
             return jnp.where(verdict.accepted, new, before)
 
-        # Without held scores the rate that was judged, NaN, tells that a point is not finite.
+        # Without held scores, the stepper has seen a NaN rate if a point is not finite.
         finite = arrived.finite if arrived.is_held else jnp.ones((), bool)
         failure = jnp.where(finite, Status.STALLED, Status.NONFINITE)
         info = Info.of(
@@ -92,10 +92,10 @@ class Flow(AbstractSampler):
             proposal.step_size,
             status=jnp.where(verdict.exhausted, failure, Status.RUNNING),
             kl_rate=fit.kl_rate,
-            # Scores that are not held are found once more, for the fit.
+            # Scores that are not held were computed once more for the fit.
             gradients=0 if cloud.is_held else cloud.shape[0],
             extra=fit.extra,
         )
-        # A fit from finite scores may still overflow; its memory is kept only with its move.
+        # A fit from finite scores may still overflow, so its memory is kept only with its move.
         field = jax.tree_util.tree_map(keep, field, old.field)
         return verdict.accepted, FlowMemory(old.step + 1, field, stepper), info

@@ -1,9 +1,9 @@
-"""Fly: Hamiltonian transitions of all particles, one gradient a step.
+"""Fly: Hamiltonian transitions of all particles, one gradient per step.
 
-For clouds that a flow cannot finish: where the target is far from Gaussian, features do not see
-what is missing in its thin parts, but transitions that leave the target as it is carry particles
-there. Step sizes are drawn anew for every particle and transition, over a wide range: wide parts
-and thin ones each find theirs.
+This stage is for clouds that a flow cannot finish. If the target is far from Gaussian, features
+miss the error in its thin parts, but transitions that leave the target invariant carry particles
+there. Every particle draws a new step size for every transition, from a range wide enough for both
+wide and thin parts.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from parvi.stopping import Never
 
 
 class Flight(NamedTuple):
-    """Trajectories under way: where they are, and their energies where they began."""
+    """The current state of all trajectories, and their energies at the beginning."""
 
     positions: Float[Array, "n d"]
     scores: Float[Array, "n d"]
@@ -31,7 +31,7 @@ class Flight(NamedTuple):
 
 
 class Flying(NamedTuple):
-    """The frame, the trajectories, and how many leapfrogs were made."""
+    """The frame, the trajectories, and the number of leapfrogs made."""
 
     frame: AbstractFrame
     flight: Flight
@@ -44,18 +44,18 @@ class _Pending(NamedTuple):
 
 
 class Fly(AbstractSampler):
-    """Hamiltonian Monte Carlo from every particle, in the particles' own frame. O(n d) memory.
+    """Hamiltonian Monte Carlo from every particle, in the particles' own frame; O(n d) memory.
 
     Parameters
     ----------
     num_transitions
-        After so many the stage is done.
+        Number of transitions, after which the stage is done.
     num_leapfrogs
-        Of each transition; each is a step of the sampler.
+        Number of leapfrogs per transition; each is one step of the sampler.
     longest
         The longest leapfrog, in standard deviations of the particles.
     spread
-        Of the longest over the shortest: lengths are drawn log-uniformly between them.
+        Ratio of the longest leapfrog to the shortest; lengths are drawn log-uniformly between them.
     """
 
     num_transitions: int = 40
@@ -100,7 +100,7 @@ class Fly(AbstractSampler):
         momenta = flight.momenta + 0.5 * steps * frame.pull(arrived.scores)
         gain = arrived.log_densities - 0.5 * jnp.sum(momenta**2, axis=1) - flight.energies
         ends = (step + 1) % self.num_leapfrogs == 0
-        # A comparison with NaN is false: what is not finite is not taken.
+        # A comparison with NaN is false, so points that are not finite are not taken.
         taken = (jnp.log(uniforms) < gain) & ends
         done = step + 1 >= self.num_transitions * self.num_leapfrogs
         rate = jnp.mean(jnp.exp(jnp.minimum(jnp.nan_to_num(gain, nan=-jnp.inf), 0.0)))
@@ -123,7 +123,7 @@ class Fly(AbstractSampler):
 
 
 def paired_normal(key: Key[Array, ""], shape: tuple[int, int], dtype: Any) -> Float[Array, "n d"]:
-    """Normal draws, every second the negative of the one before: their odd moments are exact."""
+    """Normal draws in pairs of opposite sign, so that their odd moments are exact."""
     num, dim = shape
     half = jax.random.normal(key, ((num + 1) // 2, dim), dtype)
     return jnp.stack([half, -half], axis=1).reshape(-1, dim)[:num]

@@ -4,11 +4,11 @@
 
 is unadjusted Langevin (Roberts & Tweedie 1996, Sec. 1.4.1). A step of finite length makes it too
 wide: for a Gaussian of precision lambda the variance becomes 1 / (lambda (1 - eta lambda / 2)),
-and for eta lambda >= 2 there is none. Taking the same move as a proposal and accepting it as
-Metropolis and Hastings do (MALA, ibid. Sec. 1.4.2) removes the bias.
+and for eta lambda >= 2 the chain diverges. MALA (ibid. Sec. 1.4.2) removes the bias: it takes the
+same move as a Metropolis-Hastings proposal.
 
-Where no step size is given it is measured in the first steps and then frozen, so that what
-follows is a Markov chain with fixed parameters.
+If no step size is given, it is estimated in the first steps and then frozen, so that the rest of
+the run is a Markov chain with fixed parameters.
 """
 
 import abc
@@ -23,22 +23,22 @@ from parvi.cloud import Cloud
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.stopping import Never
 
-# Weight of the past in the average of the curvature: it forgets the start within 20 steps.
+# Weight of the past in the average of the curvature, which forgets the start within 20 steps.
 _MEMORY = 0.9
 
 
 class AbstractStepSize(eqx.Module):
-    """How the step size of a Langevin sampler is found."""
+    """A rule for the step size of a Langevin sampler."""
 
     @abc.abstractmethod
     def init(self, key: Key[Array, ""], cloud: Cloud) -> PyTree[Array]:
-        """What is remembered."""
+        """The memory before the first step."""
 
     @abc.abstractmethod
     def propose(
         self, key: Key[Array, ""], step: Int[Array, ""], cloud: Cloud, memory: PyTree[Array]
     ) -> tuple[Float[Array, ""], Any, Any]:
-        """The step size from these particles, the gradients that it took, and the new memory."""
+        """The step size from these particles, the gradients it took, and the new memory."""
 
     def learn(
         self, step: Int[Array, ""], acceptance: Float[Array, ""], memory: PyTree[Array]
@@ -48,7 +48,7 @@ class AbstractStepSize(eqx.Module):
 
 
 class FixedStep(AbstractStepSize):
-    """eta, the same at every step."""
+    """The same eta at every step."""
 
     step_size: float
 
@@ -64,21 +64,21 @@ class CurvatureStep(AbstractStepSize):
 
     For a Gaussian the unadjusted chain then ends, to leading order, at a KL of share^2 / 16 from
     it whatever the dimension and the conditioning (each direction adds (eta lambda)^2 / 16), and
-    eta lambda <= share keeps it stable. |H|_F^2 = E|H v|^2 is measured with one random sign vector
+    eta lambda <= share keeps it stable. |H|_F^2 = E|H v|^2 is estimated with one random sign vector
     v for each particle: one Hessian-vector product, about two gradients, during ``burn_in`` only.
-    Where the density bends without second derivatives (Laplace), the slope of the regression of
-    scores on particles, l = -E[(x - m) . s] / E|x - m|^2, stands in: |H|_F is at least l sqrt(d),
-    which for a Gaussian at rest it always is.
+    For densities that bend without second derivatives (Laplace), the slope of the regression of
+    scores on particles, l = -E[(x - m) . s] / E|x - m|^2, gives a lower bound: |H|_F is raised to
+    at least l sqrt(d), which always holds for a Gaussian at rest.
 
     Until the particles have found the density's curvature, a step's noise is kept below their own
-    spread: eta <= var / 2, the mean variance over the coordinates (1/2 where they coincide).
+    spread: eta <= var / 2, with the mean variance over the coordinates (1/2 if they coincide).
 
     Parameters
     ----------
     share
         See above. 0.2 leaves a KL of 0.0025, and in one dimension a variance 11 % too large.
     burn_in
-        Steps after which the step size is frozen.
+        Number of steps after which the step size is frozen.
     """
 
     share: float = 0.2
@@ -90,7 +90,7 @@ class CurvatureStep(AbstractStepSize):
 
     def propose(self, key, step, cloud, memory):
         def measured():
-            # The first measure is the start's own, made by init.
+            # The first estimate is the start's own, made by init.
             square = _MEMORY * memory[0] + (1 - _MEMORY) * _square_curvature(key, cloud)
             return square, _bounded(self.share, square, cloud)
 
@@ -103,15 +103,15 @@ class CurvatureStep(AbstractStepSize):
 class AcceptanceStep(AbstractStepSize):
     """log eta <- log eta + gain_t (acceptance - target), gain_t = (1 + t)^-1/2, in the burn-in.
 
-    The acceptance is the mean over all particles, so that they share one step. It starts from the
-    step of ``CurvatureStep(share=1)``.
+    The acceptance is the mean over all particles, so that they share one step size. It starts from
+    that of ``CurvatureStep(share=1)``.
 
     Parameters
     ----------
     target
         0.574 is the most efficient rate in high dimension (Roberts & Rosenthal 1998, Thm. 2).
     burn_in
-        Steps after which the step size is frozen.
+        Number of steps after which the step size is frozen.
     """
 
     target: float = 0.574
@@ -129,19 +129,19 @@ class AcceptanceStep(AbstractStepSize):
 
 
 class LangevinMemory(NamedTuple):
-    """The number of steps done, and what the step size remembers."""
+    """The number of steps done, and the memory of the step size."""
 
     step: Int[Array, ""]
     step_size: PyTree[Array]
 
 
 class Langevin(AbstractSampler):
-    """Unadjusted Langevin. O(n d) a step beside one gradient for each particle.
+    """Unadjusted Langevin, at O(n d) per step beside one gradient per particle.
 
     Parameters
     ----------
     step_size
-        ``CurvatureStep()`` unless given.
+        The rule for the step size.
     max_steps
         The number of steps in a run.
     """
@@ -165,12 +165,12 @@ class MALA(AbstractSampler):
     """Metropolis-adjusted Langevin: each particle's chain leaves the density invariant.
 
     A proposal without a finite log density is rejected, which is exact. The log density must be
-    the whole one: with mini-batches the ratio compares two different densities, see ``sgld``.
+    the full one: with mini-batches the ratio would compare two different densities (use ``sgld``).
 
     Parameters
     ----------
     step_size
-        ``AcceptanceStep()`` unless given.
+        The rule for the step size.
     max_steps
         The number of steps in a run.
     """
@@ -204,7 +204,7 @@ def langevin(step_size: float | None = None, max_steps: int = 2000) -> Langevin:
     Parameters
     ----------
     step_size
-        eta. None: found from the curvature in the first 200 steps.
+        The step size eta. None estimates it from the curvature in the first 200 steps.
     max_steps
         The number of steps in a run.
 
@@ -221,12 +221,12 @@ def langevin(step_size: float | None = None, max_steps: int = 2000) -> Langevin:
 
 
 def mala(step_size: float | None = None, max_steps: int = 2000) -> MALA:
-    """Langevin chains whose moves are accepted or rejected, which makes them exact.
+    """Langevin chains made exact by accepting or rejecting each move.
 
     Parameters
     ----------
     step_size
-        eta. None: found from the acceptance in the first 500 steps.
+        The step size eta. None adapts it to the acceptance in the first 500 steps.
     max_steps
         The number of steps in a run.
 
@@ -251,7 +251,7 @@ def _rule(step_size: float | None, found: AbstractStepSize) -> AbstractStepSize:
 
 
 class _Move(NamedTuple):
-    """A move of every particle; ``rule`` is what the step size remembers after it."""
+    """A move of every particle; ``rule`` is the memory of the step size after it."""
 
     step: Int[Array, ""]
     noise: Float[Array, "n d"]
@@ -261,7 +261,7 @@ class _Move(NamedTuple):
 
 
 def _moved(rule: AbstractStepSize, key, cloud: Cloud, memory: LangevinMemory):
-    """Where every particle moves to, and how."""
+    """The proposed points, and the move that leads there."""
     key_step, key_noise = jax.random.split(key)
     eta, gradients, remembered = rule.propose(key_step, memory.step, cloud, memory.step_size)
     noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
@@ -270,8 +270,8 @@ def _moved(rule: AbstractStepSize, key, cloud: Cloud, memory: LangevinMemory):
 
 
 def _log_ratios(cloud: Cloud, move: _Move, arrived: Cloud) -> Float[Array, " n"]:
-    """The logs of the Metropolis-Hastings ratios, -inf where they are not finite."""
-    # log q(y | x) = -|xi|^2 / 2, and log q(x | y) with the noise that would lead back.
+    """The logs of the Metropolis-Hastings ratios, with -inf for those that are not finite."""
+    # log q(y | x) = -|xi|^2 / 2, and log q(x | y) is that of the noise that would lead back.
     back = move.noise + jnp.sqrt(move.step_size / 2) * (cloud.scores + arrived.scores)
     log_ratios = arrived.log_densities - cloud.log_densities
     log_ratios += 0.5 * (jnp.sum(move.noise**2, axis=1) - jnp.sum(back**2, axis=1))
@@ -279,7 +279,7 @@ def _log_ratios(cloud: Cloud, move: _Move, arrived: Cloud) -> Float[Array, " n"]
 
 
 def _square_curvature(key, cloud: Cloud) -> Float[Array, ""]:
-    """E|grad^2 log p|_F^2 over the particles, or what the regressed slope says, if that is more."""
+    """E|grad^2 log p|_F^2 over the particles, or the regressed slope's estimate if larger."""
     signs = jax.random.rademacher(key, cloud.particles.shape, cloud.particles.dtype)
 
     def product(x, v):
@@ -292,9 +292,9 @@ def _square_curvature(key, cloud: Cloud) -> Float[Array, ""]:
 
 
 def _bounded(share, square_curvature, cloud: Cloud) -> Float[Array, ""]:
-    """share / |H|_F, at most half the particles' variance; a curvature of 0 or NaN does not count.
+    """share / |H|_F, at most half the particles' variance; a curvature of 0 or NaN is ignored.
 
-    Particles that coincide say nothing of the scale: it is then taken to be 1.
+    Particles that coincide have no scale, so their variance is taken to be 1.
     """
     variance = jnp.mean(jnp.var(cloud.particles, axis=0))
     bound = 0.5 * jnp.where(variance > 0, variance, 1.0)

@@ -1,13 +1,13 @@
 """NUTS: a few long chains whose thinned draws are the particles.
 
 The no-U-turn transition is blackjax's (Hoffman & Gelman 2014; Betancourt 2017), with Stan's
-warm-up: step size by dual averaging, diagonal mass matrix by windows that double. All chains make
-their transitions side by side and share one step size and one mass matrix, learnt from all of
-them. One step of the sampler is one transition of every chain.
+warm-up: dual averaging for the step size, and doubling windows for the diagonal mass matrix. All
+chains make their transitions side by side and share one step size and one mass matrix, learnt from
+all of them. One step of the sampler is one transition of every chain.
 
-The particles are the rows of an evenly spaced net over the draws that grows with the run: it
-starts dense, and when it is full every second draw gives its row to a newer one. So they are
-draws from the whole run, whenever it ends.
+The particles are an evenly spaced net over the draws, which grows with the run: it starts dense,
+and when it is full every second draw gives its row to a newer one. Whenever the run ends, the
+particles are draws from the whole of it.
 """
 
 import math
@@ -22,15 +22,14 @@ from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.status import Status
 from parvi.stopping import Never
 
-
-# Above it the chains have not met: the usual limit for a few hundred draws.
+# Above this the chains have not mixed; it is the usual limit for a few hundred draws.
 _MOST_R_HAT = 1.1
 
 
 class Net(NamedTuple):
-    """Which draws are in the rows: ``held[k]`` is the number of the one in slot k, -1 for none.
+    """The draws in the rows: ``held[k]`` is the number of the draw in slot k, or -1 for none.
 
-    ``clock`` counts towards the next draw that has a number at all, ``next`` is that number.
+    ``clock`` counts towards the next draw that gets a number; ``next`` is that number.
     """
 
     held: Int[Array, " k"]
@@ -39,7 +38,7 @@ class Net(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Number, means and summed squares of each chain's draws, for r_hat."""
+    """The number, means and summed squares of each chain's draws, for r_hat."""
 
     num: Int[Array, ""]
     mean: Float[Array, "c d"]
@@ -47,7 +46,7 @@ class Moments(NamedTuple):
 
 
 class NUTSMemory(NamedTuple):
-    """The transitions done, the chains, what the warm-up learnt, what is known of the draws."""
+    """The transitions done, the chains, the warm-up's estimates, and statistics of the draws."""
 
     step: Int[Array, ""]
     chains: PyTree[Array]
@@ -61,28 +60,29 @@ class NUTSMemory(NamedTuple):
 class NUTS(AbstractSampler):
     """NUTS with window adaptation, done after ``num_warmup`` + ``num_draws`` transitions.
 
-    A transition takes up to 2^max_doublings gradients a chain.
+    A transition takes up to 2^max_doublings gradients per chain.
 
     The chains start at the first particles. During the warm-up the rows hold the chains' latest
-    states; a run that ends within it is no sample. After it, ``history["drawn"]`` is the share of
-    rows that hold draws, ``r_hat`` is the largest over the coordinates (Gelman & Rubin 1992, of
-    all draws so far; NaN for one chain) and ``divergences`` counts divergent transitions.
+    states, so a run that ends within it gives no sample. After it, ``history["drawn"]`` is the
+    share of rows that hold draws, ``r_hat`` is the largest over the coordinates (Gelman & Rubin
+    1992, of all draws so far; NaN for one chain) and ``divergences`` counts divergent transitions.
 
-    The log density must be the whole one: with mini-batches there is no invariant density.
+    The log density must be the full one: with mini-batches there is no invariant density.
 
     Parameters
     ----------
     num_warmup
-        Transitions of the warm-up. Fewer than 150 leave Stan's last window, of 50, too short to
-        settle the step size.
+        Number of warm-up transitions. With fewer than 150, Stan's last window, of 50, is too short
+        to settle the step size.
     num_draws
-        Transitions of each chain after it. A run of fewer steps has fewer draws.
+        Number of transitions of each chain after the warm-up. A shorter run has fewer draws.
     num_chains
-        At most as many as particles are used.
+        Number of chains; at most as many as there are particles are used.
     target_acceptance
-        Of the dual averaging; nearer to 1 where there are divergences.
+        Acceptance rate that the dual averaging aims for. Raise it towards 1 if there are
+        divergences.
     max_doublings
-        Limit of the trajectory's length.
+        The largest number of doublings of a trajectory.
     """
 
     num_warmup: int
@@ -101,7 +101,7 @@ class NUTS(AbstractSampler):
         target_acceptance: float = 0.8,
         max_doublings: int = 10,
     ):
-        # Before anything is traced: importing blackjax computes.
+        # Importing blackjax computes, so it must happen before anything is traced.
         import blackjax  # noqa: F401
 
         counts = {"num_warmup": num_warmup, "num_draws": num_draws, "num_chains": num_chains}
@@ -147,7 +147,7 @@ class NUTS(AbstractSampler):
     def propose(self, key, cloud, memory):
         step, dtype = memory.step, cloud.dtype
         warming = step < self.num_warmup
-        # Dual averaging explores while it learns; what it has learnt is the average.
+        # Dual averaging explores while it learns; its result is the average.
         averaging = memory.dual_averaging
         log_step = jnp.where(warming, averaging.log_step_size, averaging.log_step_size_avg)
         step_size = jnp.exp(log_step)
@@ -157,7 +157,7 @@ class NUTS(AbstractSampler):
         net, slot = _placed(memory.net, self.num_draws, step, warming)
         counted = _counted(memory.moments, chains.position)
         divergences = memory.divergences + jnp.sum(told.is_divergent)
-        # Nothing is counted in the warm-up.
+        # The warm-up is not counted.
         moments, divergences = _chosen(
             warming, (memory.moments, memory.divergences), (counted, divergences)
         )
@@ -195,11 +195,11 @@ class NUTS(AbstractSampler):
         return True, memory, info
 
     def _transitions(self, key, cloud: Cloud, memory: NUTSMemory, step_size):
-        """One transition of every chain, which stays where the new point is not finite."""
+        """One transition of every chain; a chain stays put if its new point is not finite."""
         import blackjax
 
         kernel = blackjax.nuts.build_kernel()
-        # blackjax computes in JAX's default precision, which may be more than the run's.
+        # blackjax computes in JAX's default precision, which may be higher than the run's.
         working = jnp.zeros(()).dtype
 
         def cast(tree, dtype):
@@ -267,7 +267,7 @@ def nuts(
 
 
 def _carried(leaf, dtype) -> Array:
-    """As an array of the run's own dtype, or int32: the carry may not change its types."""
+    """The leaf in the run's dtype or int32, because the carry may not change its types."""
     leaf = jnp.asarray(leaf)
     return leaf.astype(dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
 
@@ -283,15 +283,15 @@ def _chosen(condition: Bool[Array, "..."], new: PyTree[Array], old: PyTree[Array
 
 
 def _placed(net: Net, num_draws: int, step, warming) -> tuple[Net, Int[Array, ""]]:
-    """The net after one more transition, and the slot for it (one past the last: none).
+    """The net after one more transition, and the slot for it (one past the last for none).
 
-    Of K slots, numbers 0 .. K-1 take one each. From K 2^m on, until K 2^(m+1), every number that
-    2^(m+1) divides takes the slot of the next one that 2^m divides but 2^(m+1) does not: then all
-    that are held are 2^(m+1) apart. Not every transition has a number: so many, that the net is
-    just full after ``num_draws`` of them.
+    The numbers 0 .. K-1 fill the K slots. From K 2^m up to K 2^(m+1), every number that 2^(m+1)
+    divides takes the slot of the next one that 2^m divides but 2^(m+1) does not, until all held
+    numbers are 2^(m+1) apart. Only some transitions get a number, so that the net is just full
+    after ``num_draws`` of them.
     """
     num_slots = net.held.shape[0]
-    # The largest K 2^m that is no more than num_draws: so many numbers for num_draws transitions.
+    # The num_draws transitions share this many numbers: the largest K 2^m up to num_draws.
     numbers = num_slots * 2 ** int(math.log2(num_draws // num_slots))
     clock = net.clock + numbers
     numbered = (clock >= num_draws) & ~warming
@@ -301,7 +301,7 @@ def _placed(net: Net, num_draws: int, step, warming) -> tuple[Net, Int[Array, ""
     if num_slots == 1:
         kept, slot = numbered, jnp.zeros((), jnp.int32)
     else:
-        # 2^m, by integers: a logarithm may round across a power of two.
+        # 2^m is found with integers, as a logarithm may round across a power of two.
         powers = 2 ** jnp.arange(31 - num_slots.bit_length(), dtype=jnp.int32)
         spacing = jnp.max(jnp.where(num_slots * powers <= number, powers, 0))
         first = number < num_slots
@@ -311,14 +311,14 @@ def _placed(net: Net, num_draws: int, step, warming) -> tuple[Net, Int[Array, ""
         divides = number % jnp.maximum(2 * spacing, 1) == 0
         kept = numbered & (first | divides)
     held = jnp.where(kept & (jnp.arange(num_slots) == slot), number, net.held)
-    # In the warm-up the latest states go round.
+    # In the warm-up the latest states take the slots in turn.
     slot = jnp.where(warming, step % num_slots, jnp.where(kept, slot, num_slots))
     clock = jnp.where(warming, net.clock, clock)
     return Net(held, clock, number + numbered), slot
 
 
 def _counted(moments: Moments, draws: Float[Array, "c d"]) -> Moments:
-    """Welford's update, each chain for itself."""
+    """Welford's update of each chain by itself."""
     num = moments.num + 1
     delta = draws - moments.mean
     mean = moments.mean + delta / num.astype(delta.dtype)
@@ -326,7 +326,7 @@ def _counted(moments: Moments, draws: Float[Array, "c d"]) -> Moments:
 
 
 def _r_hat(moments: Moments) -> Float[Array, ""]:
-    """sqrt((count - 1) / count + var(means) / mean(variances)), the largest coordinate's."""
+    """sqrt((count - 1) / count + var(means) / mean(variances)), maximised over coordinates."""
     num_chains = moments.mean.shape[0]
     if num_chains == 1:
         return jnp.full((), jnp.nan, moments.mean.dtype)

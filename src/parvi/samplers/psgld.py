@@ -3,17 +3,17 @@
     V <- alpha V + (1 - alpha) s^2,     G = 1 / (lambda + sqrt(V))                 (Eq. 3, 4)
     x <- x + eta_t (G s + Gamma) + sqrt(2 eta_t G) xi,     Gamma_i = dG_i/dx_i     (Alg. 1)
 
-RMSProp's preconditioner, one moving average for each coordinate of each particle; their epsilon
-is 2 eta. Since G moves with x, the chain needs the drift Gamma; the paper leaves it out in its
-experiments, and so does the default here. With V held from the step before,
+G is RMSProp's preconditioner, with one moving average for each coordinate of each particle; the
+paper's epsilon is 2 eta. Since G depends on x, the chain needs the drift Gamma. The paper leaves it
+out in its experiments, and so does the default here. With V held from the step before,
 
     Gamma_i = -(1 - alpha) G_i^2 s_i H_ii / sqrt(V_i),     H = grad^2 log p.
 
-Gamma corrects only for the newest term of V. What the older terms owe to x stays uncorrected, in
-the paper as here: the chain is right where V hardly moves, that is where the average is longer
-than the chain's memory, 1 / (1 - alpha) >> 1 / (eta G |H|). In the other limit V follows s^2, and
-the density becomes p / G, for a Gaussian p |x| with twice the variance. Short steps so need an
-alpha near 1.
+Gamma corrects only for the newest term of V. The dependence of the older terms on x stays
+uncorrected, in the paper as here: the chain is right if V hardly moves, which needs an average
+longer than the chain's memory, 1 / (1 - alpha) >> 1 / (eta G |H|). In the other limit V follows
+s^2, and the density becomes p / G: for a Gaussian this is p |x|, with twice the variance. Short
+steps therefore need an alpha near 1.
 """
 
 import abc
@@ -31,15 +31,15 @@ from parvi.stopping import Never
 
 
 class AbstractCorrection(eqx.Module):
-    """How the diagonal of grad^2 log p is found, which Gamma needs."""
+    """A way to find the diagonal of grad^2 log p, which Gamma needs."""
 
     @abc.abstractmethod
     def diagonals(self, key: Key[Array, ""], cloud: Cloud) -> tuple[Float[Array, "n d"], int]:
-        """The diagonal at every particle, and the number of Hessian-vector products of each."""
+        """The diagonal at every particle, and the number of Hessian-vector products it took."""
 
 
 class NoCorrection(AbstractCorrection):
-    """Gamma = 0, as in the paper's experiments. Free."""
+    """Gamma = 0, as in the paper's experiments, at no cost."""
 
     def diagonals(self, key, cloud):
         return jnp.zeros_like(cloud.particles), 0
@@ -48,7 +48,8 @@ class NoCorrection(AbstractCorrection):
 class ProbedCorrection(AbstractCorrection):
     """diag H = E[v * H v] with one random sign vector v for each particle.
 
-    Unbiased, and exact where the Hessian is diagonal. One Hessian-vector product a particle.
+    It is unbiased, and exact for a diagonal Hessian. It costs one Hessian-vector product per
+    particle.
     """
 
     def diagonals(self, key, cloud):
@@ -58,7 +59,7 @@ class ProbedCorrection(AbstractCorrection):
 
 
 class ExactCorrection(AbstractCorrection):
-    """diag H itself, by d Hessian-vector products a particle."""
+    """diag H itself, by d Hessian-vector products per particle."""
 
     def diagonals(self, key, cloud):
         dim = cloud.shape[1]
@@ -78,25 +79,25 @@ class PSGLDMemory(NamedTuple):
 
 
 class PSGLD(AbstractSampler):
-    """SGLD with RMSProp's preconditioner. O(n d) a step beside one gradient for each particle.
+    """SGLD with RMSProp's preconditioner, at O(n d) per step beside one gradient per particle.
 
-    V starts at the mean of s^2 over the particles, not at 0: a particle that happens to start
-    where one of its scores is small would otherwise make a step of order 1 / lambda.
+    V starts at the mean of s^2 over the particles, not at 0: otherwise a particle that happens to
+    start where one of its scores is small would take a step of order 1 / lambda.
 
     Parameters
     ----------
     schedule
-        Step number to step size, as in ``SGLD``. G has the unit of x, and so has eta: it is to be
-        compared with the standard deviations of the target, not with its variances.
+        Function from step number to step size, as in ``SGLD``. Both G and eta have the unit of x,
+        so compare eta with the standard deviations of the target, not with its variances.
     decay
-        alpha; 0.99 is the paper's. The shorter the steps, the nearer to 1 it has to be.
+        The decay alpha; the paper uses 0.99. Shorter steps need a value nearer to 1.
     regulariser
-        lambda.
+        The regulariser lambda.
     num_rows
         The scores are divided by it before they are squared. The paper averages the gradient over
-        the N rows of data: so does ``num_rows=N``, with a step size N times smaller.
+        the N rows of data; ``num_rows=N`` does the same with a step size N times smaller.
     correction
-        ``NoCorrection()`` unless given.
+        The way to compute Gamma.
     max_steps
         The number of steps in a run.
     """
@@ -129,7 +130,7 @@ class PSGLD(AbstractSampler):
         preconditioner = 1 / (self.regulariser + root)
 
         diagonals, products = self.correction.diagonals(key_correction, cloud)
-        # s / sqrt(V) is bounded by 1 / sqrt(1 - alpha), and 0 where both are.
+        # s / sqrt(V) is bounded by 1 / sqrt(1 - alpha), and is 0 where both are 0.
         relative = scaled / jnp.where(root > 0, root, 1.0)
         gamma = -(1 - self.decay) / self.num_rows * preconditioner**2 * relative * diagonals
 

@@ -1,4 +1,4 @@
-"""Ready samplers, one function each: the parts put together with settings that work."""
+"""Ready samplers, one function each, which combine the parts with settings that work."""
 
 import functools
 
@@ -41,10 +41,10 @@ def pfg_algorithm_1(
 ) -> Flow:
     """Algorithm 1 of the paper: a two-layer network, T' steps of SGD, a constant step.
 
-    The metric is the mean Hessian, O(d) Hessian-vector products a step, unless another is given:
-    with ``Identity()``, O(n d), ``step_size`` must stay below 2 / (largest curvature). With
-    ``batch_size`` each inner step sees so many particles, drawn afresh, instead of all: for
-    thousands of them.
+    The default metric is the mean Hessian, which costs O(d) Hessian-vector products per step. With
+    ``Identity()``, which costs O(n d), ``step_size`` must stay below 2 / (largest curvature). For
+    thousands of particles, give a ``batch_size``: each inner step then sees that many particles,
+    drawn afresh, instead of all.
     """
     optimizer = _sgd(learning_rate, momentum)
     solver = GradientDescent(optimizer, num_inner_steps, warm_up, batch_size)
@@ -84,8 +84,8 @@ def sliced_svgd(
 ) -> Flow:
     """Sliced SVGD with Adam for the particles and for the test directions.
 
-    A direction turns by up to about ``direction_step * sqrt(d)`` a step: take a shorter one in
-    a hundred dimensions and more.
+    A direction turns by up to about ``direction_step * sqrt(d)`` per step, so choose a smaller
+    value in a hundred dimensions and more.
     """
     field = SlicedSVGD(_direction_adam(direction_step), basis)
     return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
@@ -98,8 +98,8 @@ def matrix_svgd(
 ) -> Flow:
     """Matrix SVGD in the metric of the mean Hessian, by default with RBF and median bandwidth.
 
-    The kernel is divided by its mean over the particles, so that half a step is half of Newton's
-    for any number of particles; a line search and a trust region guard it.
+    The kernel is divided by its mean over the particles, so that a step of one half is half of
+    Newton's for any number of particles. A line search and a trust region guard it.
     """
     field = MatrixSVGD(matrix_kernel, UnitMean(kernel))
     return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
@@ -112,8 +112,8 @@ def svn(
 ) -> Flow:
     """Stein variational Newton, by default block-diagonal with the scaled Hessian kernel.
 
-    At most half a Newton step: with so wide a kernel the blocks are E[k^2] / E[k], at the target
-    about 1 / e, of the curvature that the particles' mean meets, so that whole steps overshoot.
+    A step is at most half of Newton's. With so wide a kernel the blocks are E[k^2] / E[k], about
+    1 / e at the target, of the curvature at the particles' mean, so whole steps would overshoot.
     """
     return Flow(SVN(system, kernel), TrustRegion(LineSearch()), max_steps=max_steps)
 
@@ -125,7 +125,7 @@ def projected_svn(
     prior_covariance: float | Float[Array, "..."] = 1.0,
     max_steps: int = 200,
 ) -> Flow:
-    """Stein variational Newton in the directions that the data inform. Start from the prior."""
+    """Stein variational Newton in the directions that the data inform; start from the prior."""
     field = ProjectedSVN(rank, threshold, prior_mean, prior_covariance)
     return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
 
@@ -142,9 +142,9 @@ def neural_svgd(
 ) -> Flow:
     """Neural variational gradient descent (di Langosco, Fortuin and Strathmann 2021).
 
-    A swish network is fitted to the Stein direction under an L2 penalty, with Adam on some of the
-    particles until it no longer improves on the others: PFG with H = I. The particles are
-    whitened, so that one learning rate fits every problem.
+    This is PFG with H = I: Adam fits a swish network to the Stein direction under an L2 penalty, on
+    some of the particles, until it no longer improves on the others. The particles are whitened, so
+    that one learning rate suits every problem.
     """
     solver = GradientDescent(
         _adam(learning_rate), num_inner_steps, holdout=holdout, patience=patience
@@ -160,8 +160,8 @@ def stein_neural_sampler(
     num_critic_steps: int = 5,
     max_steps: int = 3000,
 ) -> SteinNeuralSampler:
-    """The Stein neural sampler, both players with Adam. For new draws see its ``generate``."""
-    # The game turns in circles under the usual momentum of 0.9: that of generative networks.
+    """The Stein neural sampler with Adam for both players; ``generate`` makes new draws."""
+    # Under the usual momentum of 0.9 the game circles; generative networks commonly use 0.5.
     generator = _adam(generator_learning_rate, 0.5)
     critic = _adam(critic_learning_rate)
     return SteinNeuralSampler(generator, critic, width, num_critic_steps, max_steps=max_steps)
@@ -174,7 +174,7 @@ def jko_icnn(
     learning_rate: float = 2e-2,
     max_steps: int = 40,
 ) -> Flow:
-    """JKO steps by input-convex networks, in the whitened particles' own metric."""
+    """JKO steps with input-convex networks, in the metric of the whitened particles."""
     field = JKOICNN(_adam(learning_rate), ICNN(width), step_size, num_inner_steps)
     return Flow(Whitened(field), Constant(1.0), max_steps=max_steps)
 
@@ -189,7 +189,7 @@ def jko_variational(
     weight_decay: float = 1e-2,
     max_steps: int = 40,
 ) -> Flow:
-    """JKO steps by a primal-dual game, in the whitened particles' own metric."""
+    """JKO steps as a primal-dual game, in the metric of the whitened particles."""
     dual = _adamw(dual_learning_rate, weight_decay)
     field = JKOVariational(
         _adam(learning_rate), dual, width, step_size, num_inner_steps, num_dual_steps
@@ -197,7 +197,7 @@ def jko_variational(
     return Flow(Whitened(field), Constant(1.0), max_steps=max_steps)
 
 
-# One optimiser object for each setting: a new one would be a new compilation.
+# Each setting has one optimiser object, as a new object would trigger a new compilation.
 @functools.lru_cache(maxsize=128)
 def _sgd(learning_rate: float, momentum: float) -> optax.GradientTransformation:
     return optax.sgd(learning_rate, momentum=momentum)
@@ -213,7 +213,7 @@ def _adamw(learning_rate: float, weight_decay: float) -> optax.GradientTransform
     return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 
-# One function object for each setting, for the same reason.
+# Each setting has one function object, for the same reason.
 @functools.lru_cache(maxsize=128)
 def _swish(width: int, depth: int):
     def make(key, dim):
@@ -224,5 +224,5 @@ def _swish(width: int, depth: int):
 
 @functools.lru_cache(maxsize=128)
 def _direction_adam(learning_rate: float) -> optax.GradientTransformation:
-    # The momenta with which the authors of the sliced discrepancy learn their directions.
+    # The authors of the sliced discrepancy learn their directions with these momenta.
     return optax.adam(learning_rate, b1=0.5, b2=0.9)

@@ -1,6 +1,6 @@
 """Sequences: samplers one after another, each until it rests.
 
-A stage is compiled, and takes memory, only where its condition holds.
+A stage is compiled, and takes memory, only if its condition holds.
 """
 
 import abc
@@ -17,33 +17,33 @@ from parvi.samplers.bend import Bend
 
 
 class AbstractCondition(eqx.Module):
-    """Whether a stage is wanted: asked when the stages before it are done."""
+    """Whether a stage runs; evaluated when the stages before it are done."""
 
     def known(self, shape: tuple[int, ...], done: tuple[str, ...]) -> bool | None:
-        """The answer, where it needs no look at the particles; else None."""
+        """The answer if it does not depend on the particles, else None."""
         return None
 
     @abc.abstractmethod
     def holds(self, cloud: Cloud) -> Bool[Array, ""]:
-        """The answer for these particles; asked only where it is not known."""
+        """The answer for these particles; called only if ``known`` returns None."""
 
 
 class AbstractKnownCondition(AbstractCondition):
-    """A condition that needs no look at the particles."""
+    """A condition that does not depend on the particles."""
 
     def holds(self, cloud):
-        raise TypeError(f"{type(self).__name__} is known without a look at the particles.")
+        raise TypeError(f"{type(self).__name__} does not depend on the particles.")
 
 
 class Always(AbstractKnownCondition):
-    """Every run has this stage."""
+    """The stage always runs."""
 
     def known(self, shape, done):
         return True
 
 
 class After(AbstractKnownCondition):
-    """Where another stage was needed."""
+    """The stage runs if the stage called ``name`` has run."""
 
     name: str
 
@@ -52,7 +52,7 @@ class After(AbstractKnownCondition):
 
 
 class EnoughToBend(AbstractKnownCondition):
-    """Where there are particles enough to fit functions that bend."""
+    """The stage runs if there are enough particles to fit functions that bend."""
 
     bend: Bend
 
@@ -61,7 +61,7 @@ class EnoughToBend(AbstractKnownCondition):
 
 
 class TooFewToBend(AbstractKnownCondition):
-    """Where there are not."""
+    """The stage runs if there are too few particles to fit functions that bend."""
 
     bend: Bend
 
@@ -70,7 +70,7 @@ class TooFewToBend(AbstractKnownCondition):
 
 
 class Both(AbstractCondition):
-    """Where two conditions hold; the second is not asked where the first is known not to."""
+    """The stage runs if both conditions hold; the second is evaluated only if the first does."""
 
     first: AbstractKnownCondition
     second: AbstractCondition
@@ -83,9 +83,10 @@ class Both(AbstractCondition):
 
 
 class FarFromGaussian(AbstractCondition):
-    """Where the Fisher information in the particles' own frame has a large eigenvalue.
+    """The stage runs if the Fisher information in the particles' own frame is large.
 
-    It is 1 for a Gaussian. Regressions have 1 to 1.2; banana and funnel 5 to 16.
+    Its largest eigenvalue is 1 for a Gaussian, 1 to 1.2 for regressions, and 5 to 16 for the banana
+    and the funnel.
     """
 
     least: float = 3.0
@@ -97,7 +98,7 @@ class FarFromGaussian(AbstractCondition):
 
 
 class Clumped(AbstractCondition):
-    """Where the particles lie in separated clumps."""
+    """The stage runs if the particles lie in separated clumps."""
 
     def holds(self, cloud):
         seen = View(cloud.some(), InFrame(own_frame(cloud.particles)))
@@ -110,14 +111,14 @@ class Stage(eqx.Module):
     Parameters
     ----------
     name
-        What the history calls it.
+        The stage's name in the history.
     sampler
-        Moves the particles until it is done.
+        The sampler that moves the particles until it is done.
     when
-        Whether the stage is wanted.
+        The condition under which the stage runs.
     back_to
-        Where the stage does not come to rest: the name of an earlier stage, before which the
-        particles are put back. None: the run ends as the stage did.
+        If the stage does not come to rest, the particles return to where they were before the
+        earlier stage of this name. With None, the run ends as the stage did.
     """
 
     name: str
@@ -127,14 +128,14 @@ class Stage(eqx.Module):
 
 
 class Sequence(eqx.Module):
-    """Stages in the order in which they come. ``parvi.pfg()`` is one.
+    """Stages in the order in which they run. ``parvi.pfg()`` is one.
 
     Parameters
     ----------
     stages
-        Each runs where its condition holds, until it is done.
+        Each runs until it is done, if its condition holds.
     max_steps
-        Of all stages together; ends the run at the latest.
+        The largest number of steps of all stages together.
     """
 
     stages: tuple[Stage, ...]
@@ -147,7 +148,7 @@ class Sequence(eqx.Module):
         for number, stage in enumerate(stages):
             if stage.back_to is not None and stage.back_to not in names[: number + 1]:
                 raise ValueError(
-                    f"Stage {stage.name!r} goes back to {stage.back_to!r}, which is none of the "
+                    f"Stage {stage.name!r} goes back to {stage.back_to!r}, which is not one of the "
                     f"stages before it: {names[:number]}."
                 )
         self.stages = stages

@@ -2,11 +2,11 @@
 
     x <- x + eta_t s(x) + sqrt(2 eta_t) xi,     eta_t = a (b + t)^-gamma          (Eq. 4)
 
-with s the score of log prior + (N / B) x the log likelihood of a mini-batch; their epsilon is
-2 eta. The batch is the target's business (``parvi.MiniBatch``): all particles of a step see the
-same rows. Mini-batch noise of covariance C adds eta^2 C to the injected 2 eta I, so that it fades
-as the steps shrink; with gamma in (1/2, 1] the sum of eta_t diverges while that of eta_t^2 does
-not (Eq. 2). What is kept is each chain's last state, which needs no weights.
+where s is the score of log prior + (N / B) x the log likelihood of a mini-batch; the paper's
+epsilon is 2 eta. The target draws the batch (``parvi.MiniBatch``), and all particles of a step see
+the same rows. Mini-batch noise of covariance C adds eta^2 C to the injected 2 eta I, so it fades as
+the steps shrink; for gamma in (1/2, 1] the sum of eta_t diverges while that of eta_t^2 does not
+(Eq. 2). The result is each chain's last state, which needs no weights.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ class PolynomialDecay(eqx.Module):
     Parameters
     ----------
     scale
-        a; the first step is a b^-gamma.
+        The scale a; the first step is a b^-gamma.
     offset
-        b, the number of steps before the decay sets in.
+        The number of steps b before the decay sets in.
     power
-        gamma; 0 for a constant step. Welling & Teh use 0.55.
+        The power gamma; 0 for a constant step. Welling & Teh use 0.55.
     """
 
     scale: float | np.floating | Float[Array, ""] = 0.02
@@ -53,13 +53,13 @@ class PolynomialDecay(eqx.Module):
 
 
 class SGLD(AbstractSampler):
-    """Langevin chains on mini-batches. O(n d) a step beside one gradient for each particle.
+    """Langevin chains on mini-batches, at O(n d) per step beside one gradient per particle.
 
     Parameters
     ----------
     schedule
-        Step number to step size: ``PolynomialDecay()`` unless given, or any function that JAX can
-        trace, such as optax's schedules. Build it once: a new function is a new compilation.
+        Function from step number to step size; any function that JAX can trace will do, such as
+        optax's schedules. Build it once, as a new function triggers a new compilation.
     max_steps
         The number of steps in a run.
     """
@@ -69,7 +69,7 @@ class SGLD(AbstractSampler):
     stopping_rule: AbstractStoppingRule = Never()
 
     def init(self, key, cloud):
-        # All that is remembered is the number of steps done.
+        # The memory is the number of steps done.
         return jnp.zeros((), jnp.int32)
 
     def propose(self, key, cloud, memory):
@@ -91,8 +91,8 @@ def sgld(
 ) -> SGLD:
     """SGLD with eta_t = step_size (offset + t)^-power, or with any schedule as ``step_size``.
 
-    The first step must be shorter than 2 / lambda, with lambda the largest curvature of the log
-    density: with N rows of data it is of order N, and ``step_size`` of order 1 / N.
+    The first step must be shorter than 2 / lambda, where lambda is the largest curvature of the log
+    density. With N rows of data lambda is of order N, so ``step_size`` is of order 1 / N.
 
     Examples
     --------

@@ -4,9 +4,9 @@ A generator G turns noise into particles and is trained against a critic f:
 
     min_G max_f E[ grad log p(x) . f(x) + div f(x) - 1/2 |f(x)|^2 ],    x = G(z), z ~ N(0, I)
 
-The best critic is grad log p - grad log q for the density q of G(z), and the maximum half the
-Fisher divergence between them; the L2 penalty is what makes it so. The trained generator gives as
-many new draws as are wanted, each for one forward pass.
+Thanks to the L2 penalty, the best critic is grad log p - grad log q for the density q of G(z), and
+the maximum is half the Fisher divergence between them. The trained generator gives any number of
+new draws, at one forward pass each.
 """
 
 from typing import NamedTuple
@@ -37,16 +37,16 @@ class Training(NamedTuple):
 class SteinNeuralSampler(AbstractSampler):
     """Trains a generator of particles; ``generate`` then draws new ones.
 
-    The generator is G(z) = b + A z + W s(V z + c). It starts as the affine map that whitens the
-    initial particles, backwards, and the noise behind them is what they whiten to: at first
-    G(z_i) = x_i. It is trained on new noise at every step, so that the particles are a sample of
-    it like any other, if the initial ones were Gaussian.
+    The generator is G(z) = b + A z + W s(V z + c). It starts as the inverse of the affine map that
+    whitens the initial particles, and their noise is the whitened particles: at first G(z_i) = x_i.
+    It is trained on new noise at every step, so that the particles are a sample of it like any
+    other, if the initial ones were Gaussian.
 
-    Lengths are measured in the frame of the generated particles: the critic sees them whitened and
-    its penalty is in that metric, in units of their mean squared score, and the gradient of the
-    output weights is taken there. Without this the Fisher divergence squares the condition number
-    of the target. What it does not change: a Fisher divergence is blind to the weights of separate
-    modes, and the generator settles in one of them.
+    Lengths are measured in the frame of the generated particles: the critic sees them whitened, its
+    penalty is in that metric, in units of their mean squared score, and the gradient of the output
+    weights is taken there. Otherwise the Fisher divergence would square the condition number of the
+    target. A Fisher divergence is still blind to the weights of separate modes, and the generator
+    settles in one of them.
 
     A step costs ``num_critic_steps`` of O(n d (d + width)), and one gradient of the score, about
     three gradients of the log density, at n points of fresh noise, beside n for the particles.
@@ -54,13 +54,13 @@ class SteinNeuralSampler(AbstractSampler):
     Parameters
     ----------
     generator_optimizer, critic_optimizer
-        Build them once: a new optax object is a new compilation.
+        Optax optimisers. Build them once, as a new object triggers a new compilation.
     width
-        Hidden units of the generator and of the critic.
+        Number of hidden units of the generator and of the critic.
     num_critic_steps
-        Before each step of the generator.
+        Number of critic steps before each step of the generator.
     stopping_rule, max_steps
-        When a run ends.
+        The end of a run.
 
     Examples
     --------
@@ -108,7 +108,7 @@ class SteinNeuralSampler(AbstractSampler):
         noise = jax.random.normal(key, cloud.shape, cloud.dtype)
         fresh = Cloud.at(cloud.log_density, self._push(memory.generator, noise))
         frame = DenseFrame.of(fresh.particles)
-        # The unit of the critic: its scale is known, so it need not be learned.
+        # The critic's scale is known, so it need not be learned.
         unit = jnp.sqrt(jnp.mean(frame.pull(fresh.scores) ** 2))
         unit = jnp.where(jnp.isfinite(unit) & (unit > 0), unit, 1.0)
 
@@ -126,23 +126,23 @@ class SteinNeuralSampler(AbstractSampler):
         info = Info.of(
             cloud,
             jnp.ones(()),
-            # The scores at the fresh noise, and about three times that for the gradient of the
-            # scores in the generator's loss. The particles follow the generator and not the
-            # critic: there is no KL rate along it.
+            # These are the scores at the fresh noise, and about three times that for the gradient
+            # of the scores in the generator's loss. There is no KL rate, because the particles
+            # follow the generator and not the critic.
             gradients=4 * cloud.shape[0],
             extra={"discrepancy": value},
         )
         return True, memory, info
 
     def generate(self, key: Key[Array, ""], memory: Training, num: int) -> Float[Array, "num d"]:
-        """New draws from the generator: new noise, pushed through it.
+        """New draws: new noise, pushed through the generator.
 
         Parameters
         ----------
         key
-            For the noise.
+            Random key for the noise.
         memory
-            Of a trained sampler.
+            Memory of a trained sampler.
         num
             Number of draws.
         """
@@ -190,7 +190,7 @@ class SteinNeuralSampler(AbstractSampler):
 
         still = jax.tree_util.tree_map(jnp.zeros_like, outputs)
         value, (gradient, bend) = jax.value_and_grad(loss)((still, inputs))
-        # One optimiser for all weights, the output ones as changes within the frame.
+        # One optimiser moves all weights; the output weights are changes within the frame.
         updates, optimizer = self.generator_optimizer.update(
             gradient | bend, memory.generator_optimizer, memory.generator
         )

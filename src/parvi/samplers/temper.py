@@ -1,7 +1,7 @@
-"""Temper: from a broad Gaussian N along p^b N^(1 - b), with b rising to 1, a round of bending each.
+"""Temper: from a broad Gaussian N along p^b N^(1 - b), with a round of bending for each b up to 1.
 
-Between separated modes no flow of the KL carries mass: clumps at rest have the weights of the
-start. A path from a Gaussian that covers them all carries it while it still can.
+No flow of the KL carries mass between separated modes, so clumps at rest have the weights of the
+start. A path from a Gaussian that covers them all moves the mass while it can still flow.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ _FIRST_BETA = 0.01
 
 
 class Tempered(AbstractLens):
-    """Shows the scores of p^b N^(1 - b), with N a Gaussian in a frame."""
+    """Shows the scores of p^b N^(1 - b), where N is a Gaussian in a frame."""
 
     frame: DenseFrame
     breadth: float
@@ -46,9 +46,9 @@ class Tempered(AbstractLens):
 
 
 class Tempering(NamedTuple):
-    """The broad Gaussian, where on the path the particles are, and their rounds of bending.
+    """The broad Gaussian, the place on the path, and the rounds of bending.
 
-    ``started``: whether the particles are draws of the Gaussian, or of what followed, yet.
+    ``started``: whether the particles have already been drawn from the broad Gaussian.
     """
 
     broad: DenseFrame
@@ -68,14 +68,14 @@ class Temper(AbstractSampler):
     Parameters
     ----------
     bend
-        Its rounds, one for each temperature. They must not rest by themselves: ``gain=math.inf``.
+        Makes one round for each temperature. It must not rest by itself: ``gain=math.inf``.
     num_temperatures
-        Values of b, geometric from 0.01 to 1.
+        Number of values of b, geometric from 0.01 to 1.
     breadth
-        Of the broad Gaussian, in sds of the particles: its centre then tilts the modes' weights
-        little.
+        Width of the broad Gaussian in sds of the particles. If it is large, the Gaussian's centre
+        hardly tilts the weights of the modes.
     max_steps
-        Ends the stage at the latest.
+        The largest number of steps of the stage.
     """
 
     bend: Bend
@@ -111,7 +111,7 @@ class Temper(AbstractSampler):
         old, bent = pending
         lens = self._lens(old)
         taken, bending, info = self.bend.conclude(View(cloud, lens), bent, View(arrived, lens))
-        # The step to the Gaussian is no step of a round.
+        # The step to the Gaussian is not part of a round.
         bending = _where(old.started, bending, old.bending)
         warmer = jnp.minimum(old.beta * self._ratio, 1.0)
         beta = jnp.where(old.started & bending.fresh, warmer, old.beta)
@@ -137,10 +137,10 @@ def _where(condition, new, old):
 
 
 def _broad(frame, metric):
-    """A frame as wide in every direction as the clumps are in theirs, in units of a clump's width.
+    """A frame with the same width in every direction, in units of a clump's width there.
 
-    The Fisher information tells that width; the clumps that were met may lie on a line, and those
-    that were not beside it.
+    The Fisher information gives the clump's width. The clumps found so far may lie on a line, and
+    others beside it.
     """
     values, vectors = metric.values, metric.vectors
     wider = jnp.sqrt(jnp.max(values) / values)

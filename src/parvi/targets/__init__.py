@@ -1,3 +1,3 @@
-"""WHAT is sampled: log densities, constraints, mini-batches, and targets with exact moments."""
+"""Targets: log densities, constraints, mini-batches, and targets with exact moments."""
 
 from parvi.targets.gaussian import gaussian as gaussian

@@ -1,4 +1,4 @@
-"""What is wrong with a log density, in one sentence, before a long run begins."""
+"""Checks that say in one sentence what is wrong with a log density, before a long run begins."""
 
 from typing import Any, NamedTuple
 
@@ -18,18 +18,18 @@ _NOT_TRACEABLE = (
 )
 
 
-# How often particles are moved before the log density is blamed.
+# Number of attempts to move particles before the log density is blamed.
 _ATTEMPTS = 5
-# Particles whose scores are there at once.
+# Number of particles whose scores are held at once.
 _AT_ONCE = 16_384
 
 
 def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -> None:
-    """Raise ``ValueError`` where the log density cannot be sampled from these particles.
+    """Raise ``ValueError`` if the log density cannot be sampled from these particles.
 
-    Looked for, in this order: it cannot be traced by JAX, does not return one real number, cannot
-    be differentiated, is not finite at some particle, has a gradient that is not finite, or one
-    that is zero everywhere while its values differ.
+    The error names the first of these faults: the log density cannot be traced by JAX, does not
+    return one real number, cannot be differentiated, is not finite at some particle, has a
+    gradient that is not finite, or has a gradient that is zero everywhere while its values differ.
     """
     _judge(_evaluated(log_density, particles))
 
@@ -37,10 +37,11 @@ def check_log_density(log_density: LogDensity, particles: Float[Array, "n d"]) -
 def admitted(
     log_density: LogDensity, particles: Float[Array, "n d"], key: Key[Array, ""]
 ) -> tuple[Place, int]:
-    """The particles after ``check_log_density``, and how many of them were moved for it.
+    """Check the particles as ``check_log_density`` does, after moving a minority of bad ones.
 
-    Those where the density is not finite are moved between two others, where they are fewer than
-    half of all. What was found at the particles comes along, unless they are very many.
+    If the density is not finite at fewer than half of the particles, these are moved between two
+    others. Returns the particles, with their scores and log densities unless they are very many,
+    and the number that were moved.
     """
     found = _evaluated(log_density, particles)
     num_moved = int(found.bad.sum()) if 2 * found.bad.sum() < len(particles) else 0
@@ -55,7 +56,7 @@ def admitted(
 
 
 class _Found(NamedTuple):
-    """Of every particle the value, whether its score is finite, and whether it is not zero."""
+    """The log density at every particle, whether its score is finite, and whether it is nonzero."""
 
     values: Any
     sound: Any
@@ -71,13 +72,13 @@ def _evaluated(log_density, particles):
     try:
         return _evaluate(log_density, particles)
     except Exception:
-        # Only now look closer: a good log density is traced once, and compiled once.
+        # Diagnosing only after a failure lets a good log density be traced and compiled once.
         _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
         raise
 
 
 def _between(key, particles, bad):
-    """The bad particles put at random points between two random good ones."""
+    """Put the bad particles at random points between two random good ones."""
     key_pairs, key_shares = jax.random.split(key)
     good, num = np.flatnonzero(~bad), len(bad)
     pairs = good[np.asarray(jax.random.randint(key_pairs, (2, num), 0, len(good)))]
@@ -150,7 +151,7 @@ def _diagnose(log_density, one):
 
 
 def check_scalar(value) -> None:
-    """Raise ``ValueError`` unless this is one real number, as a log density has to return."""
+    """Raise ``ValueError`` unless a log density returned one real number."""
     leaves = jax.tree_util.tree_leaves(value)
     if len(leaves) != 1 or leaves[0] is not value:
         raise ValueError(

@@ -16,7 +16,7 @@ class AbstractConstraint(eqx.Module):
     """A bijection from unconstrained to constrained values of one parameter."""
 
     def unconstrained_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape on the unconstrained scale of a parameter of this shape."""
+        """The unconstrained shape of a parameter of this shape."""
         return shape
 
     @abc.abstractmethod
@@ -25,7 +25,7 @@ class AbstractConstraint(eqx.Module):
 
     @abc.abstractmethod
     def unconstrain(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Map back; NaN or infinite outside the support."""
+        """Map to the unconstrained scale. The result is NaN or infinite outside the support."""
 
     @abc.abstractmethod
     def log_jacobian(self, u: Float[Array, "..."]) -> Float[Array, ""]:
@@ -93,7 +93,7 @@ class Interval(AbstractConstraint):
 
 
 class Ordered(AbstractConstraint):
-    """Increasing along the last axis: x_1 = u_1, x_k = x_{k-1} + exp(u_k)."""
+    """Numbers that increase along the last axis: x_1 = u_1, x_k = x_{k-1} + exp(u_k)."""
 
     def constrain(self, u):
         return jnp.cumsum(jnp.concatenate([u[..., :1], jnp.exp(u[..., 1:])], axis=-1), axis=-1)
@@ -109,10 +109,10 @@ class Ordered(AbstractConstraint):
 
 
 class Simplex(AbstractConstraint):
-    """K positive numbers with sum one along the last axis, from K - 1, by stick breaking.
+    """K positive numbers that sum to one along the last axis, by stick breaking from K - 1.
 
-    u = 0 is the centre of the simplex: the logits are shifted by -log(K - k). The density is
-    with respect to the first K - 1 entries.
+    The logits are shifted by -log(K - k), so that u = 0 is the centre of the simplex. The density
+    is with respect to the first K - 1 entries.
     """
 
     def unconstrained_shape(self, shape):
@@ -130,7 +130,7 @@ class Simplex(AbstractConstraint):
         head = x[..., :-1]
         remaining = jnp.flip(jnp.cumsum(jnp.flip(x, -1), axis=-1), -1)[..., 1:]
         logits = jnp.log(head) - jnp.log(remaining)
-        # Outside the simplex there is no preimage: say so by NaN, which the border reports.
+        # A point outside the simplex has no preimage; the check of ``init`` reports the NaN.
         inside = jnp.abs(jnp.sum(x, axis=-1, keepdims=True) - 1) < 1e-4
         return jnp.where(inside, logits - _stick_offsets(logits), jnp.nan)
 
@@ -144,7 +144,7 @@ class Simplex(AbstractConstraint):
 
     @staticmethod
     def _log_sticks(logits):
-        """Logs of the first K - 1 entries, and of the stick that was left before each."""
+        """Logs of the first K - 1 entries, and of the stick that is left before each."""
         left = jnp.cumsum(jax.nn.log_sigmoid(-logits), axis=-1)
         rest = jnp.concatenate([jnp.zeros_like(left[..., :1]), left[..., :-1]], axis=-1)
         return rest + jax.nn.log_sigmoid(logits), rest

@@ -1,4 +1,4 @@
-"""The border between a user's pytree and the flat, unconstrained vectors inside."""
+"""Conversion between a user's pytree and the flat, unconstrained vectors used inside."""
 
 import math
 
@@ -12,12 +12,12 @@ from parvi.targets.constraints import AbstractConstraint, Real
 
 
 class Layout(eqx.Module):
-    """How one particle of the user's lies in a vector of d real numbers.
+    """How a user's particle is laid out in a vector of d real numbers.
 
     Parameters
     ----------
     treedef, shapes, paths
-        Structure of one particle, the shapes of its leaves and their names.
+        Structure of one particle, and the shapes and names of its leaves.
     constraints
         One constraint for each leaf.
     """
@@ -39,7 +39,7 @@ class Layout(eqx.Module):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Unconstrained numbers in each leaf."""
+        """How many unconstrained numbers each leaf has."""
         pairs = zip(self.constraints, self.shapes, strict=True)
         return tuple(math.prod(c.unconstrained_shape(s)) for c, s in pairs)
 
@@ -90,7 +90,7 @@ def _name(path) -> str:
 
 
 def _broadcast_constraints(constraints, like, paths) -> tuple[AbstractConstraint, ...]:
-    """One constraint a leaf. A dict may name only the constrained parameters."""
+    """One constraint for each leaf. A dict may name only the constrained parameters."""
     if constraints is None:
         return tuple(Real() for _ in paths)
     if isinstance(constraints, AbstractConstraint):

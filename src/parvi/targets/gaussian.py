@@ -1,4 +1,4 @@
-"""A Gaussian with its exact moments: the oracle of most tests."""
+"""A Gaussian target with known moments, the oracle of most tests."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -15,20 +15,21 @@ from parvi.targets.target import AbstractTarget, Density, _Frozen
 class MiniBatch(AbstractTarget):
     """A posterior whose likelihood is a sum over many rows.
 
-    Rows are drawn with replacement, so that a draw costs O(B) and not O(N); the log density and
-    its gradient are unbiased. With ``batch_size`` equal to the number of rows all are used, and
-    nothing is random.
+    Rows are drawn with replacement, so a draw costs O(B) instead of O(N), and the log density and
+    its gradient are unbiased. If ``batch_size`` is the number of rows, every step uses all of
+    them and nothing is random.
 
     Parameters
     ----------
     log_prior
-        Of one particle, a scalar.
+        Function of one particle that returns a scalar.
     log_likelihood
-        ``(particle, batch) -> `` the log likelihood of each row of the batch, or their sum.
+        Function ``(particle, batch)`` that returns the log likelihood of each row of the batch,
+        or their sum.
     data
-        Pytree of arrays with one leading axis of N rows.
+        Pytree of arrays with a common leading axis of N rows.
     batch_size
-        B rows a step.
+        B, the number of rows in each step.
     like, constraints
         As in ``Target``.
     """
@@ -89,7 +90,7 @@ class MiniBatch(AbstractTarget):
         )
 
     def with_data(self, data: PyTree[Array]) -> "MiniBatch":
-        """The same target, with its rows elsewhere."""
+        """The same target with its data replaced, as when the rows are spread over devices."""
         return eqx.tree_at(
             lambda target: target.data, self, data, is_leaf=lambda leaf: leaf is None
         )

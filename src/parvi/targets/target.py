@@ -1,4 +1,4 @@
-"""WHAT is sampled: a density known up to a constant, over any pytree."""
+"""Targets: densities known up to a constant, over any pytree."""
 
 import abc
 from collections.abc import Callable
@@ -15,27 +15,27 @@ from parvi.targets.flatten import Layout
 
 
 class AbstractTarget(eqx.Module):
-    """What is sampled. ``at(key)`` is the log density that one step sees."""
+    """A density to sample. ``at(key)`` is the log density that one step sees."""
 
     layout: eqx.AbstractVar[Layout | None]
 
     @property
     def num_rows(self) -> int:
-        """Rows of data that the log density adds up, where it says so; else 1."""
+        """Number of rows of data that the log density sums over; 1 if it is unknown."""
         return 1
 
     @property
     def is_fixed(self) -> bool:
-        """Whether ``at`` gives every step the same log density."""
+        """Whether every step sees the same log density."""
         return False
 
     @abc.abstractmethod
     def at(self, key: Key[Array, ""]) -> LogDensity:
-        """This step's log density, of one flat and unconstrained particle."""
+        """The log density of this step, a function of one flat and unconstrained particle."""
 
     @abc.abstractmethod
     def full(self) -> "Density":
-        """The log density itself, with all the data."""
+        """The log density with all the data."""
 
     @abc.abstractmethod
     def laid_out(self, like: PyTree) -> Self:
@@ -46,9 +46,10 @@ class AbstractTarget(eqx.Module):
         check_log_density(self.at(key), particles)
 
     def admit(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> tuple[Place, int]:
-        """As ``check``, but a minority without a finite density is moved between the others.
+        """Check the particles, but move a minority without a finite density between the others.
 
-        Returns the particles with what was found there, and how many were moved.
+        Returns the particles, with their scores and log densities unless they are very many, and
+        the number that were moved.
         """
         return admitted(self.at(key), particles, key)
 
@@ -71,16 +72,17 @@ class Target(AbstractTarget):
     Parameters
     ----------
     log_density
-        Of one particle (an array or any pytree of arrays), returning a scalar.
+        Function of one particle (an array or any pytree of arrays) that returns a scalar.
     like
-        A particle, or its shapes: makes ``init`` optional in ``sample``.
+        A particle, or its shapes. It makes ``init`` optional in ``sample``.
     constraints
-        A constraint for each leaf, or a dict with the constrained ones only, or one for all.
-        ``log_density`` is the density of the constrained values; the Jacobian is added here.
+        One constraint for each leaf, a dict with only the constrained leaves, or one constraint
+        for all. ``log_density`` is the density of the constrained values; the Jacobian is added
+        for you.
     score
-        The gradient of ``log_density``, where there is a better one than JAX's.
+        Gradient of ``log_density``, if you have a better one than JAX's.
     hessian_vector_product
-        ``(particle, vector) -> vector``, the derivative of ``score``.
+        Derivative of ``score``, a function ``(particle, vector) -> vector``.
 
     Examples
     --------
@@ -145,7 +147,7 @@ class Target(AbstractTarget):
 
 
 class _Frozen:
-    """A static field must be hashable and a dict is not: equal by identity of its content."""
+    """Makes a dict hashable, and equal by its content, as a static field must be."""
 
     def __init__(self, value):
         self.value = value

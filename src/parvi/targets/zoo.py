@@ -20,16 +20,16 @@ class Exact(NamedTuple):
 
 
 def rotated_gaussian(dim: int, condition: float, seed: int = 0) -> Exact:
-    """A Gaussian with mean 1 and variances geometric from condition^-1/2 to condition^1/2, rotated.
+    """A rotated Gaussian with mean 1 and geometric variances, condition^-1/2 to condition^1/2.
 
     Parameters
     ----------
     dim
-        d.
+        d, the dimension.
     condition
-        The condition number of its covariance.
+        Condition number of the covariance.
     seed
-        Of the rotation.
+        Seed of the rotation.
     """
     rng = np.random.default_rng(seed)
     rotation = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
@@ -69,7 +69,7 @@ def four_modes(dim: int = 2, radius: float = 5.0) -> Exact:
 
 
 def funnel(dim: int = 10, scale: float = 1.5) -> Exact:
-    """Neal's funnel: v ~ N(0, scale^2) first, the others N(0, exp(v)) given it."""
+    """Neal's funnel: v ~ N(0, scale^2) comes first, and the others are N(0, exp(v)) given v."""
 
     def log_density(x):
         spread = -0.5 * jnp.exp(-x[0]) * jnp.sum(x[1:] ** 2) - 0.5 * (dim - 1) * x[0]

@@ -1,1 +1,1 @@
-"""What is compiled, how hard the compiler tries, and what is kept."""
+"""Compilation: the programs, the compiler's effort, and the cache on disk."""

@@ -13,10 +13,10 @@ from jax.experimental.compilation_cache import compilation_cache
 def keep_compiled() -> pathlib.Path | None:
     """Look for compiled programs in the user's cache folder, and keep new ones there.
 
-    JAX's own settings come first: a ``JAX_COMPILATION_CACHE_DIR`` of the user's is left alone, and
-    with ``JAX_ENABLE_COMPILATION_CACHE=false`` nothing is kept. Returns the folder, or None.
+    JAX's own settings come first: a ``JAX_COMPILATION_CACHE_DIR`` is left alone, and with
+    ``JAX_ENABLE_COMPILATION_CACHE=false`` nothing is kept. Returns the folder, or None.
     """
-    # Its settings are attributes that JAX adds as it goes; its types do not know them.
+    # JAX adds its settings as attributes at run time, so its types do not know them.
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir or not settings.jax_enable_compilation_cache:
         return None
@@ -27,11 +27,11 @@ def keep_compiled() -> pathlib.Path | None:
 
 @contextlib.contextmanager
 def nothing_from_disk() -> Iterator[None]:
-    """Compile everything anew, whatever is kept."""
+    """Compile everything, whatever is on disk."""
     settings: Any = jax.config
     before = settings.jax_enable_compilation_cache
     settings.update("jax_enable_compilation_cache", False)
-    # JAX asks for the setting once and remembers the answer until this.
+    # JAX reads the setting once and remembers it until the cache is reset.
     compilation_cache.reset_cache()
     try:
         yield

@@ -1,7 +1,7 @@
-"""The compiled loop: one program per chunk of steps, no Python inside.
+"""The compiled loop: one program per chunk of steps, with no Python inside.
 
-Each step's keys are ``fold_in(key, step)`` and the end of a chunk is data, not shape: however a run
-is cut into chunks, it is one program and gives the same bits.
+Each step's keys are ``fold_in(key, step)`` and the end of a chunk is data, not a shape. However a
+run is cut into chunks, it uses one program and gives the same bits.
 """
 
 import functools
@@ -26,14 +26,14 @@ from parvi.status import Status
 from parvi.targets.precision import cleared_with_traces
 from parvi.targets.target import AbstractTarget
 
-# Steps of one compiled call at the most.
+# The largest number of steps of one compiled call.
 CAPACITY = 128
-# Stages whose programs are kept.
+# The number of stages whose programs are kept.
 _KEPT = 64
 
 
 class Carry(NamedTuple):
-    """What goes round in the loop, and what a checkpoint has to hold."""
+    """The state of the loop, which a checkpoint has to hold."""
 
     step: Int[Array, ""]
     place: Place
@@ -44,14 +44,14 @@ class Carry(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is known of a step, and whether it moved any particle."""
+    """The info of a step, and whether it moved any particle."""
 
     info: Info
     accepted: Bool[Array, ""]
 
 
 class Context(NamedTuple):
-    """All that does not change while a stage lasts."""
+    """Everything that does not change during a stage."""
 
     key: Key[Array, ""]
     sampler: AbstractSampler
@@ -62,7 +62,7 @@ class Context(NamedTuple):
 def begin(context: Context, number: int, place: Place, first: int, careful: bool = True) -> Carry:
     """The carry before the first step of stage ``number``, which is step ``first`` of the run."""
     remember = _careful_start if careful else _quick_start
-    # The particles do not go through the program: they would be copied.
+    # The particles do not pass through the program, which would copy them.
     memory, rule, bound = remember(context, jnp.int32(number), place)
     running = jnp.asarray(Status.RUNNING, jnp.int32)
     return Carry(jnp.int32(first), place, memory, rule, running, bound)
@@ -70,12 +70,12 @@ def begin(context: Context, number: int, place: Place, first: int, careful: bool
 
 def _start(context: Context, number: Int[Array, ""], place: Place):
     key, sampler, target, sharding = context
-    # Steps are folded in by their number: what is before the first one takes the last.
+    # Steps are folded in by their number, so the start takes the last number.
     key_init, key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))
     cloud = Cloud.of(place, target.at(key_target))
     memory = sampler.init(jax.random.fold_in(key_init, number), cloud)
     particles = place.particles
-    # In this form nothing of the particles' size is made.
+    # This form allocates no array of the particles' size.
     largest = jnp.maximum(jnp.maximum(jnp.max(particles), -jnp.min(particles)), 1.0)
     return (
         constrained(memory, len(particles), sharding),
@@ -102,7 +102,7 @@ def one_step(context: Context, carry: Carry) -> tuple[Carry, Record]:
 def _judged(context: Context, carry: Carry, stepped: Stepped) -> tuple[Carry, Record]:
     """The new carry, and whether the stage is over."""
     particles, info = stepped.cloud.particles, stepped.info
-    # In this form nothing of the particles' size is made.
+    # This form allocates no array of the particles' size.
     within = jnp.maximum(jnp.max(particles), -jnp.min(particles)) <= carry.bound
     settled, rule = context.sampler.stopping_rule.update(info, stepped.moved, carry.rule)
     status = jnp.select(
@@ -121,7 +121,7 @@ class Programs:
     """The compiled functions of a stage, each made when it is first needed."""
 
     def __init__(self, traced: ClosedJaxpr, structure: Any, plan: Plan):
-        # What the counted numbers of a step suggest.
+        # The plan suggested by the counted numbers of a step.
         self.plan = plan
         loop = functools.partial(_loop, traced, structure)
         self.careful = jax.jit(loop)
@@ -130,7 +130,7 @@ class Programs:
 
 
 def _loop(traced, structure, carry, rest, until):
-    """Steps until number ``until`` or the stage's end; at most ``CAPACITY`` of them.
+    """Make steps until number ``until`` or the stage's end, at most ``CAPACITY`` of them.
 
     Returns the new carry and ``CAPACITY`` records, the first of which are filled.
     """
@@ -160,7 +160,7 @@ def _loop(traced, structure, carry, rest, until):
 
 
 class _Static(NamedTuple):
-    """What of a context is no array: part of the program."""
+    """The parts of a context that are not arrays, and so belong to the program."""
 
     leaves: tuple
     structure: Any
@@ -189,12 +189,12 @@ cleared_with_traces(_programs.cache_clear)
 
 
 class Stepper:
-    """The programs of a stage, with what they are called with."""
+    """The programs of a stage with their arguments."""
 
     def __init__(self, context: Context, carry: Carry, plan: Plan | None = None):
         self.context = context
         static, self._arrays = _split(context)
-        # By way of jit, which remembers: a second run traces nothing.
+        # jit remembers its traces, so a second run traces nothing.
         traced = _traceable.trace(static, carry, self._arrays)
         structure = jax.tree_util.tree_structure(traced.out_info)
         sharded = context.sharding is not None
@@ -202,7 +202,7 @@ class Stepper:
         self.plan = self.programs.plan if plan is None else plan
 
     def advance(self, carry: Carry, until: int, first: int, in_place: bool) -> tuple[Carry, Record]:
-        """Steps of a stage that began with step ``first``, in the program that is their turn."""
+        """Make steps of a stage that began with step ``first``, in the program of the plan."""
         plan = self.plan
         goal, number = np.int32(until), int(carry.step)
         if number < first + plan.quick_steps:
@@ -214,13 +214,13 @@ class Stepper:
         return program(carry, self._arrays, goal)
 
     def lowered(self, carry: Carry) -> Any:
-        """The carefully compiled program before it is compiled, for a look at it."""
+        """The careful program before its compilation, for inspection."""
         return self.programs.careful.lower(carry, self._arrays, np.int32(0))
 
     def _apart(self, carry: Carry, until) -> tuple[Carry, Record]:
-        """A step is three programs, of which only the log density is compiled with care.
+        """Make steps of three programs, of which only the log density is compiled with care.
 
-        To call them one by one costs a millisecond or two, of a step that takes fifty and more.
+        Calling them one by one costs a millisecond or two of a step that takes fifty or more.
         """
         log_density = self.context.target.full()
         records: list[Record] = []
