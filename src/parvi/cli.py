@@ -29,7 +29,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print and exit.")
     ] = False,
 ) -> None:
     """Particle-based variational inference."""
@@ -37,13 +37,13 @@ def main(
 
 @app.command()
 def demo(
-    output: Annotated[pathlib.Path, typer.Option(help="Where the picture goes.")] = pathlib.Path(
+    output: Annotated[pathlib.Path, typer.Option(help="File of the picture.")] = pathlib.Path(
         "demo.png"
     ),
-    seed: Annotated[int, typer.Option(help="Of the start and of NUTS.")] = 0,
-    particles: Annotated[int, typer.Option(min=64, help="How many.")] = 256,
+    seed: Annotated[int, typer.Option(help="Seed of the start and of NUTS.")] = 0,
+    particles: Annotated[int, typer.Option(min=64, help="Number of particles.")] = 256,
 ) -> None:
-    """Sample a real posterior with PFG, SVGD and NUTS, and say how good each is."""
+    """Sample a real posterior with PFG, SVGD and NUTS, and measure how good each is."""
     from parvi.experiments import demo as demonstration
 
     if output.suffix.lower() not in {".png", ".pdf", ".svg"}:
@@ -90,7 +90,7 @@ def data(
     names: Annotated[list[str] | None, typer.Argument(help="Data sets to fetch.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Fetch all of them.")] = False,
 ) -> None:
-    """List the data sets of the paper and whether they are there; fetch those that are named."""
+    """List the paper's data sets and whether they are present, or fetch those that are named."""
     from parvi.experiments import datasets
 
     console = Console()
@@ -108,7 +108,7 @@ def data(
     if names or everything:
         return
     table = Table(title=f"Looked for in {datasets.folder()}", box=SIMPLE)
-    for column in ("name", "rows", "features", "there", "licence", "files"):
+    for column in ("name", "rows", "features", "present", "licence", "files"):
         table.add_column(column)
     for dataset in datasets.DATASETS.values():
         table.add_row(
@@ -130,11 +130,11 @@ def data(
 def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run.")] = None,
 ) -> None:
-    """Measure speed beside the peers, from a clone of the repository; as ``make bench``."""
+    """Compare the speed with other libraries, in a clone of the repository (``make bench``)."""
     if not pathlib.Path("benchmarks/__main__.py").is_file():
         raise typer.BadParameter(
-            "the benchmarks are not installed with the library: call it in a clone of the "
-            "repository, whose benchmarks/ has them"
+            "the benchmarks are not installed with the library: run this command in a clone of the "
+            "repository, which has them in benchmarks/"
         )
     done = subprocess.run([sys.executable, "-m", "benchmarks", *(names or [])], check=False)
     raise typer.Exit(done.returncode)
@@ -146,16 +146,16 @@ def reproduce(
     everything: Annotated[bool, typer.Option("--all", help="Run all of them.")] = False,
     quick: Annotated[bool, typer.Option(help="Tiny sizes: minutes instead of hours.")] = False,
     part: Annotated[
-        str, typer.Option(help="K/M: only the K-th of M shares, to spread the work.")
+        str, typer.Option(help="K/M: run only the K-th of M shares of the work.")
     ] = "1/1",
     results: Annotated[pathlib.Path, typer.Option(help="Folder of the cells.")] = pathlib.Path(
         "results/reproduction"
     ),
     page: Annotated[
-        pathlib.Path, typer.Option(help="The page that is made of them.")
+        pathlib.Path, typer.Option(help="The page to write from the cells.")
     ] = pathlib.Path("docs/reproduction.md"),
 ) -> None:
-    """Run the paper's tables and figures, cell by cell, and write the page; or list them."""
+    """Run the paper's tables and figures cell by cell and write the page, or list them."""
     from parvi.experiments import cells
     from parvi.experiments import reproduce as reproduction
 
@@ -166,7 +166,7 @@ def reproduce(
     if unknown:
         raise typer.BadParameter(f"no {', '.join(unknown)}; there are {', '.join(known)}")
     if quick:
-        # A quick cell is no result: never among the real ones.
+        # A quick cell is no result, so it must not be among the real ones.
         results, page = results / "quick", results / "quick" / "reproduction.md"
     share = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if share is None or int(share[1]) > int(share[2]):
@@ -178,8 +178,8 @@ def reproduce(
         if missing:
             failed = True
             console.print(
-                f"{experiment.name}: not run, because the data sets {', '.join(missing)} are not "
-                f"there: parvi data {' '.join(missing)}",
+                f"{experiment.name}: not run, because the data sets {', '.join(missing)} are "
+                f"missing; fetch them with: parvi data {' '.join(missing)}",
                 highlight=False,
                 soft_wrap=True,
             )

@@ -1,4 +1,4 @@
-"""How much a log density computes, read off its traced form."""
+"""Counts how much a log density computes, from its traced form."""
 
 import functools
 import math
@@ -11,13 +11,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 
 def numbers_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
-    """Numbers computed for the value and the score of one particle.
+    """How many numbers are computed for the value and the score of one particle.
 
-    Infinitely many where a loop has no known length.
+    The count is infinite if a loop has no known length.
     """
     arrays, static = eqx.partition(log_density, eqx.is_array)
     leaves, structure = jax.tree_util.tree_flatten(static)
-    # By way of jit, which remembers: a second run traces nothing.
+    # jit remembers the trace, so a second run traces nothing.
     return numbers(_value_and_score.trace((tuple(leaves), structure), arrays, one).jaxpr.jaxpr)
 
 
@@ -29,9 +29,9 @@ def _value_and_score(static, arrays, x):
 
 
 def numbers(jaxpr: Jaxpr, without: str = "") -> float:
-    """Numbers that a program computes, calls of a function of the name ``without`` left out.
+    """How many numbers a program computes, without calls of the function named ``without``.
 
-    Infinitely many where a loop has no known length; of branches, all.
+    The count includes all branches, and is infinite if a loop has no known length.
     """
     total: float = 0
     for equation in jaxpr.eqns:
@@ -49,9 +49,9 @@ def numbers(jaxpr: Jaxpr, without: str = "") -> float:
 
 
 def largest_array(jaxpr: Jaxpr, depends: list[bool] | None = None) -> int:
-    """Numbers in the largest array that is computed from the arguments (``depends``: from these).
+    """The size of the largest array computed from the arguments, or from those in ``depends``.
 
-    What does not depend on them, the data above all, is there once for all particles.
+    Arrays that do not depend on them, above all the data, exist once for all particles.
     """
     depends = [True] * len(jaxpr.invars) if depends is None else depends
     known = {id(var) for var, does in zip(jaxpr.invars, depends, strict=True) if does}
@@ -70,7 +70,7 @@ def largest_array(jaxpr: Jaxpr, depends: list[bool] | None = None) -> int:
 
 
 def _inner(equation: Any) -> list[Jaxpr]:
-    """What is in loops, branches and calls."""
+    """The programs inside loops, branches and calls."""
     return [sub for value in equation.params.values() for sub in _inside(value)]
 
 

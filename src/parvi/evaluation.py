@@ -1,9 +1,9 @@
-"""Log densities and scores of all particles: at once, or in blocks where that is too much.
+"""Evaluates log densities and scores of all particles, in blocks if they are too large at once.
 
 A likelihood of many rows makes arrays of (particles x rows). Once they do not fit into a CPU's
-cache every operation waits for memory, and at last they do not fit into that either. So their size
-for one particle is read off the traced log density, and the particles are taken in blocks for
-which the largest stays small.
+cache, every operation waits for memory, and eventually they do not fit into memory either. Their
+size for one particle is therefore taken from the traced log density, and the particles are
+evaluated in blocks that keep the largest array small.
 """
 
 from collections.abc import Callable
@@ -17,25 +17,25 @@ from jaxtyping import Array, Float
 
 from parvi.counting import largest_array, numbers_of
 
-# Bytes of the largest array that a block makes: a part of a CPU's last cache; of a GPU, a share of
-# its memory.
+# Limit in bytes on the largest array of a block: a part of a CPU's last cache, or a share of a
+# GPU's memory.
 _CPU_BYTES = 1 << 23
 _GPU_BYTES = 1 << 30
-# Particles in a block at the least: 32 of them on 100 000 rows took a third longer than 64.
+# Minimum number of particles in a block. On 100 000 rows, 32 of them took a third longer than 64.
 _FEWEST = 64
 
-# Of XLA's own debug options: compiled two to four times sooner, and as much slower.
+# With these debug options XLA compiles two to four times faster, and the program is as much slower.
 QUICK: dict[str, str | bool] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": "0",
 }
-# Numbers, at most, that quickly compiled programs compute at a time: at 2.5 ns each 50 ms.
+# Maximum of numbers that a quickly compiled program computes at a time: 50 ms at 2.5 ns each.
 LIGHT = 20_000_000
 
 
 def quickly(function: Callable) -> Any:
     """``eqx.filter_jit`` with the compiler at its least effort."""
-    # Equinox hands further settings on to jax.jit; its types do not say so.
+    # Equinox passes further settings on to jax.jit, but its types do not say so.
     jit: Any = eqx.filter_jit
     return jit(function, compiler_options=QUICK)
 
@@ -48,11 +48,11 @@ def values_and_scores(
     one = jax.ShapeDtypeStruct((dim,), particles.dtype)
     traced = jax.make_jaxpr(jax.value_and_grad(log_density))(one)
 
-    # By this name the cost of a step is told from that of its log density (run/compile/policy).
+    # run/compile/policy uses this name to separate the cost of a step from its log density's.
     def asked_density(block):
         return jax.vmap(jaxpr_as_fun(traced))(block)
 
-    # The user's function is traced once: its batches are made from what was traced.
+    # Batches are made from the trace, so that the user's function is traced once.
     batch = jax.jit(asked_density)
     count = num_blocks(num, largest_array(traced.jaxpr), particles.dtype.itemsize)
     if count == 1:
@@ -61,7 +61,7 @@ def values_and_scores(
     size = -(-num // count)
     missing = count * size - num
     filled = jnp.concatenate([particles, particles[:missing]]) if missing else particles
-    # Every count-th particle: each device of a mesh has its part of every block.
+    # A block is every count-th particle, so that each device of a mesh has a part of every block.
     rows = filled.reshape(size, count, dim)
 
     def body(i, found):
@@ -79,7 +79,7 @@ def values_and_scores(
 def evaluate(
     log_density: Callable[[Float[Array, " d"]], Float[Array, ""]], particles: Float[Array, "n d"]
 ) -> tuple[Float[Array, " n"], Float[Array, "n d"]]:
-    """``values_and_scores``, compiled: with care, unless they are few numbers."""
+    """``values_and_scores``, compiled with care unless there are few numbers to compute."""
     num, dim = particles.shape
     one = jax.ShapeDtypeStruct((dim,), particles.dtype)
     light = jax.default_backend() == "cpu" and num * numbers_of(log_density, one) <= LIGHT
@@ -91,16 +91,16 @@ _quick = quickly(values_and_scores)
 
 
 def num_blocks(num: int, numbers: int, bytes_each: int) -> int:
-    """Into how many blocks, for so many numbers in a particle's largest array."""
+    """The number of blocks, if a particle's largest array has this many numbers."""
     limit = _CPU_BYTES if jax.default_backend() == "cpu" else _GPU_BYTES
     size = max(limit // max(numbers * bytes_each, 1), _FEWEST)
     return even_blocks(num, size)
 
 
 def even_blocks(num: int, size: int, within: int = 2) -> int:
-    """How many blocks of about this size, at most ``within`` times as many as there must be.
+    """The number of blocks of about this size, below ``within`` times the minimum.
 
-    A divisor of n, so that all are of one size; where there is none, as few as there must be.
+    It is a divisor of n, so that all blocks have one size, or the minimum if there is none.
     """
     least = -(-num // size)
     return next((count for count in range(least, within * least) if num % count == 0), least)

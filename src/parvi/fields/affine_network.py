@@ -1,9 +1,9 @@
-"""An affine map plus a two-layer network, born as any affine map.
+"""An affine map plus a two-layer network, which is initially affine.
 
     f(x) = b + A x + W s(V x + c),      W = 0 at first
 
-The affine part alone is exact between Gaussians, so that the network only has to learn what is
-not Gaussian; with W = 0 it starts as exactly the given affine map.
+The affine part alone is exact between Gaussians, so the network only has to learn what is not
+Gaussian. With W = 0 it starts as exactly the given affine map.
 """
 
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from parvi.fields.pfg.functions import AbstractFunctions, Parameters
 
 
 class AffineNetwork(AbstractFunctions):
-    """f(x) = b + A x + W s(V x + c), with its exact divergence; zero at first. O(n d (d + h)).
+    """f(x) = b + A x + W s(V x + c), initially zero, with its exact divergence. O(n d (d + h)).
 
-    div f = tr A + sum_k s'(a_k) (V W)_kk with a = V x + c. Rows of V are drawn with length
-    about 1 and thresholds c from N(0, 1), which suits standardised particles.
+    div f = tr A + sum_k s'(a_k) (V W)_kk with a = V x + c. The rows of V are drawn with length
+    about 1 and the thresholds c from N(0, 1), which suits standardised particles.
 
     Parameters
     ----------
     width
         h, the number of hidden units.
     activation
-        s, elementwise.
+        s, applied elementwise.
     """
 
     width: int = 32

@@ -1,10 +1,10 @@
-"""Input-convex networks (Amos, Xu and Kolter 2017), strongly convex and born as |x|^2 / 2.
+"""Input-convex networks (Amos, Xu and Kolter 2017), strongly convex and initially |x|^2 / 2.
 
     psi(x) = alpha/2 |x|^2 + 1/2 |B x|^2 + b . x + w . u_L(x),
     u_1 = s(V_1 x + c_1),   u_l = s(U_l u_{l-1} + V_l x + c_l)
 
-is convex in x where w >= 0 and U_l >= 0 and the activation s (softplus) is convex and not
-decreasing. With alpha I + B^T B = I, b = 0 and w = 0 its gradient is the identity.
+is convex in x if w >= 0 and U_l >= 0 and the activation s (softplus) is convex and not
+decreasing. With alpha I + B^T B = I, b = 0 and w = 0, its gradient is the identity.
 """
 
 from typing import Any
@@ -20,17 +20,17 @@ Weights = dict[str, Any]
 class ICNN(eqx.Module):
     """A strongly convex function, whose gradient is a transport map.
 
-    The quadratic term alone has every affine optimal map as its gradient, so that steps between
-    Gaussians are exact; Mokrov et al. 2021 use convex quadratic layers to the same end.
+    The gradient of the quadratic term alone can be any affine optimal map, so steps between
+    Gaussians are exact. Mokrov et al. 2021 use convex quadratic layers to the same end.
 
     Parameters
     ----------
     width
-        Units of each hidden layer.
+        Number of units in each hidden layer.
     depth
-        Hidden layers.
+        Number of hidden layers.
     convexity
-        alpha in (0, 1): a lower bound on the Hessian, so on how much one map may contract.
+        alpha in (0, 1), a lower bound on the Hessian, which limits how much one map may contract.
     """
 
     width: int = 32
@@ -47,7 +47,7 @@ class ICNN(eqx.Module):
 
     def init(self, key: Key[Array, ""], dim: int, dtype: jnp.dtype) -> Weights:
         """Weights of a function whose gradient is the identity."""
-        # One draw for all: many small ones take long to compile.
+        # One draw serves all layers, because many small draws take long to compile.
         rows = self.width * (dim + 1 + self.width)
         draws = jax.random.normal(key, (self.depth, rows), dtype)
         layers = []
@@ -55,7 +55,7 @@ class ICNN(eqx.Module):
             direct, offset, chain = jnp.split(draw, [self.width * dim, self.width * (dim + 1)])
             layer = {"direct": direct.reshape(self.width, dim) * dim**-0.5, "offset": offset}
             if number > 0:
-                # Positive, with rows that sum to about 1: a layer neither grows nor fades.
+                # Positive rows that sum to about 1 let a layer neither grow nor fade.
                 chain = jnp.abs(chain).reshape(self.width, self.width)
                 layer["chain"] = chain * (jnp.pi / 2) ** 0.5 / self.width
             layers.append(layer)
@@ -111,7 +111,7 @@ class ICNN(eqx.Module):
         hessian = self.convexity * jnp.eye(x.shape[0], dtype=x.dtype) + factor.T @ factor
         gradient = hessian @ x + weights["shift"]
 
-        # Backward: g_l. J_L holds the whole network below, so the gradient is read off there.
+        # Backward: g_l. J_L holds the whole network below, so it gives the gradient.
         towards = weights["output"]
         gradient = gradient + jacobians[-1].T @ (towards * jax.nn.sigmoid(before[-1]))
         for number in reversed(range(self.depth)):

@@ -1,11 +1,12 @@
 """JKO steps by input-convex networks (Mokrov et al. 2021; Alvarez-Melis et al. 2021).
 
-A step of length h of the JKO scheme, min over q of KL(q | p*) + W2(q, p)^2 / 2h, is by Brenier's
-theorem a minimisation over convex functions, and q the image of p under grad psi:
+By Brenier's theorem, a step of length h of the JKO scheme, min over q of
+KL(q | p*) + W2(q, p)^2 / 2h, is a minimisation over convex functions psi, and q is the image of p
+under grad psi:
 
     min_psi E[ |grad psi(x) - x|^2 / 2h - log p*(grad psi(x)) - log det grad^2 psi(x) ]
 
-(Mokrov et al. 2021, Eq. 8 with Theorem 1). It is implicit: no step is too long to be stable.
+(Mokrov et al. 2021, Eq. 8 with Theorem 1). The step is implicit, and so stable at any length.
 """
 
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
 
 class ICNNVelocity(AbstractVelocity):
-    """f(x) = grad psi(x) - x: one whole step of it is the JKO step."""
+    """f(x) = grad psi(x) - x, whose unit step is the JKO step."""
 
     potential: ICNN
     weights: PyTree[Array]
@@ -47,32 +48,32 @@ class _Descent(NamedTuple):
     optimizer: PyTree[Array]
     best: PyTree[Array]
     lowest: Float[Array, ""]
-    # The share of a step that is taken.
+    # Factor on the length of a step.
     scale: Float[Array, ""]
 
 
 class JKOICNN(AbstractField):
     """The velocity whose unit step is a JKO step: use it with ``Constant(1.0)``.
 
-    Every fit starts from the identity, with new hidden units, and takes the best map that its
-    inner steps have met. The start also regularises: on few particles a rich map could gain
-    without limit by stretching the neighbourhood of each, but not in a hundred steps.
+    Every fit starts from the identity, with new hidden units, and returns the best map that its
+    inner steps met. This start also regularises: on few particles a rich map could gain without
+    limit by stretching the neighbourhood of each, but not in a hundred steps.
 
-    The log determinant is exact, one Cholesky factor a particle: an inner step costs
-    O(h d (h + d) + d^3) for h units a layer, beside one gradient of the log density. Good to
-    about d = 50.
+    The log determinant is exact and takes one Cholesky factor per particle. An inner step costs
+    O(h d (h + d) + d^3) per particle for h units per layer, plus one gradient of the log density.
+    The field is practical up to about d = 50.
 
     Parameters
     ----------
     optimizer
-        Of the inner loop. Build it once: a new optax object is a new compilation.
+        Optimiser of the inner loop. Build it once, since a new optax object is compiled anew.
     potential
         The class of convex functions.
     step_size
-        h, in the units of squared length that the field sees: wrap it in ``Whitened`` to give it
-        a meaning.
+        h, in squared units of the field's coordinates. Wrap the field in ``Whitened`` to give it a
+        meaning.
     num_inner_steps
-        At each fit.
+        Number of inner steps at each fit.
     """
 
     optimizer: optax.GradientTransformation
@@ -98,7 +99,7 @@ class JKOICNN(AbstractField):
     def objective(
         self, weights: PyTree[Array], particles: Float[Array, "n d"], log_density: LogDensity
     ) -> Float[Array, ""]:
-        """What a JKO step minimises, up to the entropy of the particles."""
+        """The objective of a JKO step, up to the entropy of the particles."""
 
         def one(x):
             moved, hessian = self.potential.map_with_hessian(weights, x)
@@ -120,12 +121,12 @@ class JKOICNN(AbstractField):
             lowest = jnp.where(better, value, carry.lowest).astype(dtype)
 
             updates, optimizer = self.optimizer.update(gradient, carry.optimizer, carry.weights)
-            # Steps shrink to nothing within a fit: one of constant length would end in a circle.
+            # Steps shrink to zero within a fit, since steps of constant length end in a circle.
             length = (carry.scale * (1 - number / self.num_inner_steps)).astype(dtype)
             updates = jax.tree_util.tree_map(lambda leaf: length * leaf, updates)
             weights = self.potential.project(optax.apply_updates(carry.weights, updates))
 
-            # Where the density has no value: back to the best, with steps half as long.
+            # If the density is not finite, return to the best map and halve the steps.
             finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(weights))
             went = _Descent(weights, optimizer, best, lowest, carry.scale)
             back = _Descent(best, self.optimizer.init(best), best, lowest, 0.5 * carry.scale)

@@ -2,9 +2,9 @@
 
     min_T sup_h E[ |T(x) - x|^2 / 2a + log h(T(x)) + log mu(T(x)) - log p*(T(x)) ] - E_mu[h]
 
-(Eq. 8 with Corollary 3.3): for any density mu that can be drawn from, 1 + the supremum is the KL
-from p* to the image of the particles under T, and h their ratio to mu. No log determinant, no
-convexity: an inner step is O(n), whatever the map.
+(Eq. 8 with Corollary 3.3). For any density mu that can be sampled, 1 + the supremum is the KL from
+p* to the image of the particles under T, and h is their ratio to mu. The game needs no log
+determinant and no convexity, and an inner step is O(n) for any map.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,12 @@ from parvi.fields.pfg.functions import Parameters
 from parvi.geometry.frame import DenseFrame
 from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
-# Draws from mu for each particle: they cost no log density, and the mean of exp(g) is noisy.
+# Number of draws from mu per particle. They need no log density, and the mean of exp(g) is noisy.
 _DRAWS = 8
 
 
 class ResidualVelocity(AbstractVelocity):
-    """f(x) = T(x) - x: one whole step of it is the JKO step."""
+    """f(x) = T(x) - x, whose unit step is the JKO step."""
 
     displacement: AffineNetwork
     weights: PyTree[Array]
@@ -44,7 +44,7 @@ class ResidualVelocity(AbstractVelocity):
 
 
 class LogRatio(eqx.Module):
-    """g(y) = w . tanh(V y + c) + b, zero at first: bounded, so that exp(g) cannot overflow."""
+    """g(y) = w . tanh(V y + c) + b, initially zero, and bounded so that exp(g) cannot overflow."""
 
     width: int = 32
 
@@ -71,7 +71,7 @@ class _Game(NamedTuple):
 
     map: PyTree[Array]
     map_optimizer: PyTree[Array]
-    # The last map at which the objective had a value, and the share of a step that is taken.
+    # The last map with a finite objective, and the factor on the length of a step.
     safe: PyTree[Array]
     scale: Float[Array, ""]
     dual: PyTree[Array]
@@ -82,30 +82,30 @@ class JKOVariational(AbstractField):
     """The velocity whose unit step is a JKO step: use it with ``Constant(1.0)``.
 
     The map is T(x) = x + an affine map + a network, and starts as the identity at every fit. The
-    dual function is h = exp(g) with g a network of the moved particles in their own frame; it is
-    kept from fit to fit.
+    dual function is h = exp(g), where g is a network on the moved particles in their own frame; it
+    is kept from fit to fit.
 
-    mu is the Gaussian with the mean and covariance of the *moved* particles, where Fan et al. take
-    those of the particles before the step. The KL is the same for every mu, but h then only has
-    to learn what is not Gaussian about them, and stays near 1 however far the map goes. Between
+    mu is the Gaussian with the mean and covariance of the *moved* particles; Fan et al. take those
+    of the particles before the step. The KL is the same for every mu, but h then only has to learn
+    what is not Gaussian about the particles, and stays near 1 however far the map goes. Between
     Gaussians h = 1, and the step is exact.
 
-    An inner step costs O(n d (d + width)), one gradient of the log density a particle, and eight
-    draws from mu a particle for each dual step.
+    An inner step costs O(n d (d + width)), one gradient of the log density per particle, and eight
+    draws from mu per particle for each dual step.
 
     Parameters
     ----------
     map_optimizer, dual_optimizer
-        Of the inner loop. Build them once: a new optax object is a new compilation.
+        Optimisers of the inner loop. Build them once, since a new optax object is compiled anew.
     width
-        Hidden units of the map and of the dual function.
+        Number of hidden units of the map and of the dual function.
     step_size
-        a, in the units of squared length that the field sees: wrap it in ``Whitened`` to give it
-        a meaning.
+        a, in squared units of the field's coordinates. Wrap the field in ``Whitened`` to give it a
+        meaning.
     num_inner_steps
-        Descent steps of the map at each fit.
+        Number of descent steps of the map at each fit.
     num_dual_steps
-        Ascent steps of the dual function before each of them.
+        Number of ascent steps of the dual function before each descent step.
     """
 
     map_optimizer: optax.GradientTransformation
@@ -136,7 +136,7 @@ class JKOVariational(AbstractField):
         carry = _Game(start, self.map_optimizer.init(start), start, one, *memory)
 
         def body(number, carry):
-            # Steps shrink to nothing within a fit, so that the noise of the game is averaged.
+            # Steps shrink to zero within a fit, so that the noise of the game is averaged.
             rest = 1 - number / self.num_inner_steps
             return self._play(jax.random.fold_in(key_loop, number), network, cloud, carry, rest)
 
@@ -184,7 +184,7 @@ class JKOVariational(AbstractField):
         updates = jax.tree_util.tree_map(lambda leaf: length * leaf, updates)
         new = optax.apply_updates(carry.map, updates)
 
-        # Where the density has no value: back, with steps half as long and the dual as it was.
+        # If the density is not finite, return to the safe map and the old dual and halve the steps.
         finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(new))
         restart = self.map_optimizer.init(carry.safe)
         went = _Game(new, optimizer, carry.map, carry.scale, dual, dual_optimizer)

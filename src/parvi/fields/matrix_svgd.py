@@ -3,12 +3,12 @@
     f(x) = E_y[ K(x, y) grad log p(y) + K(x, y) grad_y ]
 
 With one preconditioner for all, K = Q^-1 k(|x - y|_Q) (their "constant preconditioning
-matrices"), f is SVGD in the coordinates z = Q^1/2 x, and that is how it is computed. With a
-mixture of preconditioners Q_l at anchors z_l (their "mixture preconditioning kernels")
+matrices"), f is SVGD in the coordinates z = Q^1/2 x, and is computed in them. With a mixture of
+preconditioners Q_l at anchors z_l (their "mixture preconditioning kernels")
 
     K(x, y) = sum_l w_l(x) w_l(y) K_l(x, y),      w_l(x) ~ N(x; z_l, Q_l^-1),  sum_l w_l = 1,
 
-each part is SVGD in its own coordinates, with the weights' own gradient beside the scores.
+each part is SVGD in its own coordinates, with the gradient of the log weights added to the scores.
 """
 
 import abc
@@ -47,15 +47,15 @@ from parvi.kernels import (
 
 
 class AbstractMatrixKernel(eqx.Module):
-    """Makes a matrix-valued kernel of a scalar one, and with it a velocity."""
+    """Makes a matrix-valued kernel of a scalar one, and fits its velocity."""
 
     @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """What is remembered from one step to the next."""
+        """The memory before the first step."""
 
     @abc.abstractmethod
     def fit(self, kernel: AbstractKernel, cloud: Cloud, memory: PyTree[Array]) -> tuple[Fit, Any]:
-        """The velocity, and the new memory."""
+        """Fit a velocity; returns it with the new memory."""
 
 
 class MatrixSVGD(AbstractField):
@@ -66,8 +66,8 @@ class MatrixSVGD(AbstractField):
     matrix_kernel
         ``SharedPreconditioner`` or ``PreconditionerMixture``.
     kernel
-        The scalar kernel k, of distances in the preconditioner's norm; the median of the default
-        is taken of these too.
+        The scalar kernel k of distances in the preconditioner's norm. The default takes the median
+        of the same distances.
     """
 
     matrix_kernel: AbstractMatrixKernel
@@ -97,14 +97,14 @@ class MatrixSVGD(AbstractField):
 
 
 class SharedPreconditioner(AbstractMatrixKernel):
-    """K = Q^-1 k(|x - y|_Q) with one Q for all: SVGD in z = Q^1/2 x. O(n^2 d) beside Q.
+    """K = Q^-1 k(|x - y|_Q) with one Q for all: SVGD in z = Q^1/2 x. O(n^2 d) plus the cost of Q.
 
     Parameters
     ----------
     preconditioner
-        Gives Q, an average over the particles: ``Hessian``, ``Fisher``, ``Kronecker``, ...
+        Estimates Q, an average over the particles: ``Hessian``, ``Fisher``, ``Kronecker``, ...
     block_size
-        As of ``SVGD``.
+        As in ``SVGD``.
     """
 
     preconditioner: AbstractPreconditioner = Hessian()
@@ -115,7 +115,7 @@ class SharedPreconditioner(AbstractMatrixKernel):
 
     def fit(self, kernel, cloud, memory):
         metric, memory = self.preconditioner.update(cloud, memory)
-        # Centred at zero: a kernel that is not radial is then that of the paper, k(z, z').
+        # A frame centred at zero makes a kernel that is not radial that of the paper, k(z, z').
         frame = frame_of(metric, jnp.zeros_like(cloud.particles[0]))
         framed = Cloud(
             frame.enter(cloud.particles),
@@ -130,17 +130,17 @@ class SharedPreconditioner(AbstractMatrixKernel):
 
 
 class PreconditionerMixture(AbstractMatrixKernel):
-    """K = sum_l w_l(x) w_l(y) Q_l^-1 k(|x - y|_{Q_l}), Q_l as seen from anchor l alone.
+    """K = sum_l w_l(x) w_l(y) Q_l^-1 k(|x - y|_{Q_l}), with Q_l estimated at anchor l alone.
 
-    Each of the m anchors costs as much as SVGD: O(m n^2 d) time, and m matrices Q_l of memory.
-    In high dimension the weights of anchors at the particles are nearly one for each particle's
-    own anchor: the particles then hardly see each other, and the velocity is up to m times
-    smaller than with a shared preconditioner. Fewer, fixed anchors do not have this.
+    Each of the m anchors costs as much as SVGD, so a fit takes O(m n^2 d) time and the memory of m
+    matrices Q_l. If the particles are the anchors, then in high dimension each particle's weight
+    is nearly one at its own anchor. The particles then hardly see each other, and the velocity is
+    up to m times smaller than with a shared preconditioner. Fewer, fixed anchors avoid this.
 
     Parameters
     ----------
     preconditioner
-        Estimates Q_l from one anchor: ``Hessian``, or a Fisher information, there of rank one.
+        Estimates Q_l from one anchor: ``Hessian``, or a Fisher information, which has rank one.
     anchors
         An array ``(m, d)``; None for the particles themselves, as in the paper.
     """
@@ -233,7 +233,7 @@ def _weighted_radial(kernel, particles, scores, weights, points):
 
 
 class MetricFrame(AbstractFrame):
-    """Coordinates z = R (x - m), R the symmetric root of a metric, which is the identity there."""
+    """Coordinates z = R (x - m), with R the symmetric root of a metric, which becomes I in them."""
 
     mean: Float[Array, " d"]
     root: AbstractMetric
@@ -318,13 +318,13 @@ class UnitMean(AbstractRadialKernel):
     """A radial kernel divided by its mean over all pairs of particles.
 
     The velocity of SVGD carries the factor E[k], which falls to about 2 / n in high dimension.
-    Without it one step size serves every n and d: where the mean Hessian is the identity, a unit
-    step is about a Newton step.
+    Without it one step size serves every n and d: if the mean Hessian is the identity, a unit step
+    is about a Newton step.
 
     Parameters
     ----------
     kernel
-        Which is divided.
+        The kernel to divide.
     scale
         One over its mean; set by ``adapted``.
     """
@@ -340,7 +340,7 @@ class UnitMean(AbstractRadialKernel):
             particles = particles[jnp.linspace(0, num - 1, max_points).astype(int)]
         used = particles.shape[0]
         value = kernel.profile(square_distances(particles, particles), dim).value
-        # Of a part of the particles too much would be pairs of a particle with itself.
+        # In a part of the particles, pairs of a particle with itself would weigh too much.
         itself = jnp.mean(jnp.diagonal(value))
         others = (jnp.mean(value) * used - itself) / max(used - 1, 1)
         return UnitMean(kernel, 1 / (itself / num + (1 - 1 / num) * others))

@@ -1,1 +1,1 @@
-"""What is known of a cloud's shape."""
+"""The shape of a cloud: its frames and its clumps."""

@@ -1,21 +1,22 @@
-"""Whether particles lie in separated clumps.
+"""Finds whether particles lie in separated clumps.
 
-Between separated modes no flow of the KL carries mass: clumps at rest have the weights of the
-start. They are looked for in one dimension at a time, along the directions in which the whitened
-particles are least Gaussian: where the residual s + z, zero for a Gaussian, is largest.
+No flow of the KL carries mass between separated modes, so clumps at rest have the weights of the
+start. The search is in one dimension at a time, along the directions in which the whitened
+particles are least Gaussian: those of the largest residual s + z, which is zero for a Gaussian.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-# Directions that are looked at, and points at which the density along each is estimated.
+# Numbers of directions, of angles between two of them, and of points at which the density along
+# each is estimated.
 _NUM_DIRECTIONS = 4
 _NUM_ANGLES = 8
 _NUM_POINTS = 96
-# Points at which particles are counted, for each of those.
+# Number of points at which particles are counted, for each of those.
 _FINER = 4
-# Particles that are looked at.
+# Maximum number of particles that are used.
 _MOST = 8192
 
 
@@ -25,19 +26,19 @@ def separated(
     depth: float = 3.0,
     mass: float = 0.05,
 ) -> Bool[Array, ""]:
-    """Whether in some direction a valley is ``depth`` times lower than the middles beside it.
+    """Whether some direction has a valley ``depth`` times lower than the middles beside it.
 
-    The middles are the medians of the particles below and above the valley: for one hill, however
-    skewed or heavy in its tails, one of the two is lower than any point between.
+    The middles are the medians of the particles below and above the valley. For one hill, however
+    skewed or heavy in its tails, one of the two is lower than any point between them.
 
     Parameters
     ----------
     particles, scores
-        Whitened.
+        Whitened particles and their scores.
     depth
         The density at the lower middle over that in the valley.
     mass
-        Share of the particles that must lie on either side of it.
+        Share of the particles that must lie on each side of the valley.
     """
     if len(particles) > _MOST:
         some = np.arange(_MOST) * len(particles) // _MOST
@@ -46,7 +47,7 @@ def separated(
     vectors = jnp.linalg.eigh(residual.T @ residual / len(particles))[1]
     directions = vectors[:, -_NUM_DIRECTIONS:]
     if directions.shape[1] >= 2:
-        # Several clumps seen from an angle may hide each other: turn between the first two.
+        # Clumps may hide each other in one direction, so the angles between two are searched too.
         angles = np.arange(1, _NUM_ANGLES) * np.pi / _NUM_ANGLES
         turned = vectors[:, -2:] @ jnp.asarray([np.cos(angles), np.sin(angles)], vectors.dtype)
         directions = jnp.concatenate([directions, turned], axis=1)
@@ -54,9 +55,9 @@ def separated(
 
 
 def _has_valley(values, depth, mass):
-    """Of every row."""
-    # By counts, without a sort: particles that are spread over devices need not be gathered. For
-    # all rows in one, and without indices: a vmap of it took three times as long to trace.
+    """Whether each row has a valley."""
+    # Counts need no sort, which would gather particles that are spread over devices. All rows are
+    # handled at once and without indices, because a vmap took three times as long to trace.
     num = values.shape[1]
     shares = np.linspace(0, 1, _FINER * (_NUM_POINTS - 1) + 1, dtype=values.dtype)
     least, most = (bound(values, axis=1, keepdims=True) for bound in (jnp.min, jnp.max))
@@ -78,7 +79,7 @@ def _has_valley(values, depth, mass):
 
 
 def _interpolated(at, knots, values):
-    """``jnp.interp`` of every row, as a sum over the intervals of what each adds to the left."""
+    """``jnp.interp`` of every row, as a sum of what each interval to the left adds."""
     lengths = jnp.maximum(jnp.diff(knots), jnp.finfo(knots.dtype).tiny)
     passed = jnp.clip((at[:, :, None] - knots[:, None, :-1]) / lengths[:, None, :], 0, 1)
     return values[:, :1] + jnp.sum(passed * jnp.diff(values)[:, None, :], axis=2)

@@ -52,7 +52,7 @@ class DiagonalFrame(AbstractFrame):
 
     @classmethod
     def of(cls, particles: Float[Array, "n d"]) -> "DiagonalFrame":
-        """The particles' own mean and standard deviations."""
+        """The frame of the particles' own mean and standard deviations."""
         return cls(jnp.mean(particles, axis=0), jnp.sqrt(_variances(particles)))
 
     def stretch(self, z):
@@ -77,7 +77,7 @@ class DenseFrame(AbstractFrame):
 
     @classmethod
     def of(cls, particles: Float[Array, "n d"]) -> "DenseFrame":
-        """The particles' own mean and covariance; shrunk to its diagonal where singular."""
+        """The frame of the particles' mean and covariance, shrunk to its diagonal if singular."""
         num, dim = particles.shape
         mean = jnp.mean(particles, axis=0)
         sd = jnp.sqrt(_variances(particles))
@@ -86,7 +86,7 @@ class DenseFrame(AbstractFrame):
             standard = (block.particles - mean) / sd
             return standard.T @ (weights[:, None] * standard)
 
-        # In blocks: the standardised particles would be one more array of their size.
+        # Without blocks the standardised particles would be one more array of their size.
         correlation = in_blocks(particles, share)
         intensity = _shrinkage(correlation, num) if num < dim + 2 else 0.0
         # The jitter keeps the factorisation alive for particles in a subspace; it is far below
@@ -111,24 +111,24 @@ class DenseFrame(AbstractFrame):
         return s @ self.inverse
 
     def mean_squares(self, dx):
-        # No second array of the size of dx.
+        # This needs no second array of the size of dx.
         moment = dx.T @ dx / len(dx)
         return jnp.sum((self.inverse @ moment) * self.inverse, axis=1)
 
 
 def tells_covariance(shape: tuple[int, ...]) -> bool:
-    """Whether n particles in d dimensions, three for two, are enough for their covariance."""
+    """Whether n particles in d dimensions, three for every two, determine their covariance."""
     num, dim = shape
     return num >= 1.5 * dim + 2
 
 
 def own_frame(particles: Float[Array, "n d"]) -> AbstractFrame:
-    """Dense where the particles can tell their covariance, else diagonal."""
+    """A dense frame if the particles determine their covariance, else a diagonal one."""
     return (DenseFrame if tells_covariance(particles.shape) else DiagonalFrame).of(particles)
 
 
 def _variances(particles):
-    """Variances over the particles, 1 where all particles coincide."""
+    """Variances over the particles, or 1 where all particles coincide."""
     mean = jnp.mean(particles, axis=0)
     variances = in_blocks(particles, lambda block, w: w @ (block.particles - mean) ** 2)
     return jnp.where(variances > 0, variances, 1.0)

@@ -168,17 +168,18 @@ class Result:
         return pd.DataFrame(table, index=self.names)
 
     def check(self, target: AbstractTarget | Callable | None = None) -> checks.Check:
-        """What is wrong with these particles, in words, as far as they can tell.
+        """Say in words what is wrong with these particles, as far as they show it.
 
-        Tests of Stein's identity that the run did not use, each in units of what as many
-        independent draws would show, and 5 Hamiltonian transitions of every particle, which must
-        leave their means and variances as they are. ``bool(result.check())`` says whether nothing
-        was found; print it to read the findings. 41 further gradients a particle.
+        The check tests Stein's identity for functions that the run did not use, in units of what
+        as many independent draws would show. It also makes 5 Hamiltonian transitions of every
+        particle, which must leave their means and variances unchanged. ``bool(result.check())`` is
+        True if nothing was found; print the check to read its findings. It takes 41 further
+        gradients per particle.
 
         Parameters
         ----------
         target
-            What was sampled, where the result was loaded from a file.
+            The target, if the result was loaded from a file.
         """
         target = self.target if target is None else target
         if target is None:
@@ -200,7 +201,7 @@ class Result:
                 return checks.checked(self.status, target, flat, tempered)
 
     def to_arviz(self) -> "az.InferenceData":
-        """Convert to an ArviZ ``InferenceData``: one chain of n draws, with ``lp``."""
+        """Convert to ArviZ ``InferenceData``: one chain of n draws, ``lp`` in ``sample_stats``."""
         return arviz.inference_data(self.particles, self.log_density, self._facts())
 
     def save(self, path: Any) -> None:

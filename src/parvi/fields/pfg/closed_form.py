@@ -1,4 +1,4 @@
-"""Solvers in closed form, for functions that are linear in what is fitted."""
+"""Solvers in closed form, for functions that are linear in their weights."""
 
 import abc
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class NormalEquations(NamedTuple):
     def of(
         cls, functions: AbstractFeatures, frozen: PyTree[Array], cloud: AbstractCloud
     ) -> "NormalEquations":
-        """In blocks. O(n k (k + d))."""
+        """Compute the means in blocks. O(n k (k + d))."""
         return cloud.mean(lambda block, weights: cls.share(functions, frozen, block, weights))
 
     @classmethod
@@ -42,7 +42,7 @@ class NormalEquations(NamedTuple):
         block: AbstractCloud,
         weights: Float[Array, " m"],
     ) -> "NormalEquations":
-        """What a block adds to them."""
+        """The share of a block in these means."""
         assert isinstance(functions, AbstractFeatures)
         features, gradients = functions.moments(frozen, block.particles, weights)
         weighted = weights[:, None] * features
@@ -83,7 +83,7 @@ def ridge_weights(
 
 
 class AbstractClosedForm(AbstractSolver):
-    """A solver that needs nothing but means over the particles: one pass over them, in blocks."""
+    """A solver that needs only means over the particles, in one pass over blocks of them."""
 
     @abc.abstractmethod
     def sums(
@@ -99,7 +99,7 @@ class AbstractClosedForm(AbstractSolver):
     def settle(
         self, functions: AbstractFunctions, sums: PyTree[Array], metric: AbstractMetric
     ) -> tuple[Float[Array, "d k"], Float[Array, ""]]:
-        """The weights, and dKL/dt along the function that they make."""
+        """The weights, and dKL/dt along their function."""
 
     def init(self, parameters):
         return parameters.frozen
@@ -108,14 +108,14 @@ class AbstractClosedForm(AbstractSolver):
 class Ridge(AbstractClosedForm):
     """The closed form for f = W psi: W = H^-1 B (G + ridge I)^-1, one Cholesky factorisation.
 
-    G = E[psi psi^T] and B = E[s psi^T + (grad psi)^T]. The flow rests where B = 0, whatever the
-    ridge. O(n k (k + d) + k^3) for k features.
+    G = E[psi psi^T] and B = E[s psi^T + (grad psi)^T]. The flow is at rest where B = 0, whatever
+    the ridge. O(n k (k + d) + k^3) for k features.
 
     Parameters
     ----------
     ridge
-        Absolute, in the units of G: standardise the particles (``Whitened``) to give it a
-        meaning. 0 needs more particles than features.
+        The ridge in the units of G. Standardise the particles (``Whitened``) to give it a meaning.
+        0 needs more particles than features.
     """
 
     ridge: float = 0.0
@@ -144,11 +144,11 @@ class Ridge(AbstractClosedForm):
 
 
 class Irrotational(AbstractClosedForm):
-    """The closed form for affine maps of whitened particles, without the part that rotates.
+    """The closed form for affine maps of whitened particles, without the rotation.
 
     f(z) = H^-1 (E[s] + (sym E[s z^T] + I) z), of which ``Scaling`` has the diagonal. H f is a
-    gradient: the antisymmetric part of E[s z^T] would turn the particles, and near rest it is
-    nothing but their noise. Made for ``Whitened`` or, with ``Scaling``, ``Standardised``.
+    gradient. The antisymmetric part of E[s z^T] would rotate the particles, and near rest it is
+    only noise. The solver is made for ``Whitened`` or, with ``Scaling``, ``Standardised``.
     """
 
     def check(self, functions, regulariser, num, dim):
@@ -174,7 +174,7 @@ class Irrotational(AbstractClosedForm):
             linear = (slopes + slopes.T) / 2 + jnp.eye(len(shift), dtype=shift.dtype)
             wanted = jnp.concatenate([shift[:, None], linear], axis=1)
         weights = metric.solve(wanted.T).T
-        # Of a symmetric map the antisymmetric part of E[s z^T] changes nothing.
+        # The antisymmetric part of E[s z^T] changes nothing for a symmetric map.
         return weights, -jnp.sum(weights * wanted)
 
     def solve(self, key, problem, memory):
@@ -193,7 +193,7 @@ class HeldOutRidge(AbstractSolver):
     Parameters
     ----------
     ridges
-        Candidates, in the units of G (see ``Ridge``).
+        Candidate ridges, in the units of G (see ``Ridge``).
     holdout
         Share of the particles that is held out.
     """

@@ -1,4 +1,4 @@
-"""The solver of Algorithm 1: some steps of gradient descent, from where the last fit ended."""
+"""The solver of Algorithm 1: gradient descent from where the last fit ended."""
 
 import abc
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from parvi.fields.pfg.solvers import AbstractSolver, check_holdout, split
 
 
 class AbstractUnit(eqx.Module):
-    """What the objective of a fit by gradient descent is divided by."""
+    """The unit by which gradient descent divides its objective."""
 
     @abc.abstractmethod
     def of(self, metric: AbstractMetric, like: Float[Array, " d"]) -> float | Float[Array, ""]:
@@ -23,7 +23,7 @@ class AbstractUnit(eqx.Module):
 
 
 class Unscaled(AbstractUnit):
-    """1: the objective as it is."""
+    """1, which leaves the objective unchanged."""
 
     def of(self, metric, like):
         return 1.0
@@ -57,23 +57,22 @@ class GradientDescent(AbstractSolver):
     Parameters
     ----------
     optimizer
-        Build it once: a new optax object is a new compilation.
+        An optax optimiser. Build it once, since a new object is compiled anew.
     num_steps
-        T', inner steps at each fit.
+        T', the number of inner steps at each fit.
     warm_up
-        Further inner steps at the first fit, before the particles move.
+        Number of further inner steps at the first fit, before the particles move.
     batch_size
-        Particles in each inner step, drawn afresh; None for all.
+        Number of particles in each inner step, drawn afresh; None for all.
     holdout
-        Share of the particles on which the objective is watched; the parameters that were best
-        there are returned. 0 watches nothing.
+        Share of the particles that are held out. The parameters with the best objective on them
+        are returned. 0 holds out none.
     patience
-        With ``holdout``: inner steps without improvement after which the fit ends.
+        With ``holdout``, the number of inner steps without improvement after which the fit ends.
     unit
-        What the objective is divided by: ``Unscaled()``, or an eigenvalue of H, with which a
-        learning rate means the same for ten rows of data and for a million. ``LargestEigenvalue()``
-        is the safe one where a few coordinates have most of H; with ``MeanEigenvalue()`` the
-        others are fitted sooner.
+        Divisor of the objective: ``Unscaled()``, or an eigenvalue of H, with which a learning rate
+        means the same for ten rows of data and for a million. ``LargestEigenvalue()`` is safe if a
+        few coordinates have most of H; ``MeanEigenvalue()`` fits the others sooner.
     """
 
     optimizer: optax.GradientTransformation
@@ -143,7 +142,7 @@ class GradientDescent(AbstractSolver):
 
     def _early_stopped(self, key, train, held_out, scale, memory, num_steps):
         frozen = memory.parameters.frozen
-        # The same probes at every inner step, so that scores on held-out particles compare.
+        # Every inner step uses the same probes, so that held-out scores are comparable.
         key_held_out = jax.random.fold_in(key, 0)
 
         def score(weights):

@@ -1,15 +1,15 @@
-"""How far particles are from obeying Stein's identity, in units of what n draws would be.
+"""How far particles are from obeying Stein's identity, in units of what n draws would show.
 
 For features psi the matrix B = E[s psi^T + (grad psi)^T] is zero at the target. With
-q = (G + ridge)^-1, G = E[psi psi^T], the size of its row in a direction v, b q b^T with b = v^T B,
-has for n independent draws the mean
+q = (G + ridge)^-1 and G = E[psi psi^T], its row b = v^T B in a direction v has the size b q b^T,
+whose mean for n independent draws is
 
     E[ (v . s)^2 psi^T q psi + 2 (v . s) (v . grad psi)^T q psi + (v . grad psi)^T q (v . grad psi) ] / n
 
-because the terms of B are then independent with mean zero. The ratio of the two is the *excess*: 1
-for independent draws, above it for particles that are biased or too narrow in a way that the
-features see, below it for particles more even than chance. The directions are the eigenvectors of
-the Fisher information E[s s^T], so that stiff ones do not drown the others.
+because the terms of B are then independent with mean zero. The ratio of the two is the *excess*. It
+is 1 for independent draws, above 1 for particles that are biased or too narrow in a way that the
+features see, and below 1 for particles more even than chance. The directions are the eigenvectors
+of the Fisher information E[s s^T], so that stiff ones do not drown the others.
 """  # noqa: E501
 
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def excess_of(
     cloud: AbstractCloud,
     ridge: float,
 ) -> Float[Array, " d"]:
-    """The excess from means that are known; the noise is that of some of the particles."""
+    """The excess from known means; the noise is estimated from some of the particles."""
     gram = equations.gram
     inverse = jnp.linalg.inv(gram + ridge * jnp.eye(len(gram), dtype=gram.dtype))
     basis = jnp.linalg.eigh(fisher)[1]
@@ -65,7 +65,7 @@ def stein_noise(
 ) -> Float[Array, " d"]:
     """n times the mean size that n independent draws would have, in the directions of a basis.
 
-    The particles stand for draws of the target; they may be some of those whose size is meant.
+    The particles stand for draws of the target; they may be some of those that are measured.
     """
     num, dim = particles.shape
     features, slopes = functions.features_and_slopes(frozen, particles)

@@ -5,7 +5,8 @@ H^-1 grad log p*/p, by minimising over the particles
 
     E[ 1/2 |f|_H^2 - f . grad log p* - div f ]                                   (Eq. 8)
 
-and the particles move along it. The divergence is the repulsion: no kernel matrix, O(n).
+and the particles move along it. The divergence acts as the repulsion, so no kernel matrix is
+needed and a step is O(n).
 """
 
 from typing import NamedTuple
@@ -32,12 +33,12 @@ from parvi.fields.pfg.preconditioners import (
 from parvi.fields.pfg.solvers import AbstractSolver, Problem
 from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
 
-# Particles at which the divergence of a base function is probed.
+# Number of particles at which the divergence of a base function is probed.
 _NUM_PROBED = 4
 
 
 class PFGMemory(NamedTuple):
-    """What PFG remembers: the solver's warm start and the preconditioner's average."""
+    """The memory of PFG: the solver's warm start and the preconditioner's average."""
 
     solver: PyTree[Array]
     preconditioner: PyTree[Array]
@@ -93,8 +94,8 @@ class PFG(AbstractField):
         ``Ridge``, ``HeldOutRidge`` or ``GradientDescent``.
     base_shift
         c of the base function f0 = c H^-1 grad log p (the paper's appendix, "base shift", with
-        H = I there). With c = 1 only the repulsion -H^-1 grad log q is left to fit: what a few
-        particles in many dimensions need, each of which must follow its own gradient.
+        H = I there). With c = 1 only the repulsion -H^-1 grad log q is left to fit. A few particles
+        in many dimensions need this, because each must follow its own gradient.
     regulariser
         h of the objective.
     divergence
@@ -193,7 +194,7 @@ class PFG(AbstractField):
 def _probed_base_divergences(key, cloud, metric):
     """An unbiased estimate of E[div H^-1 grad log p]: one probe at each of a few particles.
 
-    Only the KL rate needs it, and a Hessian-vector product is dearer than a score.
+    Only the KL rate needs it, and a Hessian-vector product costs more than a score.
     """
     key_rows, key_probes = jax.random.split(key)
     num = cloud.particles.shape[0]

@@ -1,7 +1,7 @@
-"""Function classes: what is fitted to the preconditioned Wasserstein gradient.
+"""Function classes, which are fitted to the preconditioned Wasserstein gradient.
 
-A class knows how to draw its parameters, to be evaluated at one particle, and, where there is a
-closed form, its values and divergences at all particles in one pass.
+A class draws its parameters and evaluates a function at one particle. If it has a closed form, it
+also gives the values and divergences at all particles in one pass.
 """
 
 import abc
@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 
 class Parameters(NamedTuple):
-    """Parameters of a function: those drawn once, and those that are fitted."""
+    """Parameters of a function: those that are drawn once and those that are fitted."""
 
     frozen: PyTree[Array]
     trainable: PyTree[Array]
@@ -51,7 +51,7 @@ class AbstractFunctions(eqx.Module):
 
 
 class AbstractFeatures(AbstractFunctions):
-    """Functions f(x) = W psi(x) that are linear in what is fitted, W."""
+    """Functions f(x) = W psi(x) that are linear in the fitted weights W."""
 
     @abc.abstractmethod
     def moments(
@@ -96,7 +96,7 @@ class Linear(AbstractFeatures):
 class Scaling(AbstractFunctions):
     """f_j(x) = b_j + a_j x_j: shifts and scales each coordinate by itself. O(n d).
 
-    For fewer particles than dimensions, where a covariance cannot be told.
+    It is for fewer particles than dimensions, which cannot determine a covariance.
     """
 
     def init(self, key, particles):
@@ -115,15 +115,15 @@ class RandomFeatures(AbstractFeatures):
     """f(x) = W (1, x, s(w_1 . x + b_1), ..., s(w_k . x + b_k)) with frozen random directions.
 
     Directions are uniform on a sphere, and each threshold is put at a particle, so that no
-    feature is flat over the cloud. Made for standardised particles: wrap the field in
-    ``Whitened``. O(n d k).
+    feature is flat over the cloud. The class is made for standardised particles: wrap the field
+    in ``Whitened``. O(n d k).
 
     Parameters
     ----------
     num_features
-        k, the number of random features beside the affine ones.
+        k, the number of random features in addition to the affine ones.
     activation
-        s, elementwise.
+        s, applied elementwise.
     scale
         Length of the directions w.
     """
@@ -146,11 +146,11 @@ class RandomFeatures(AbstractFeatures):
     def informed(
         self, key: Key[Array, ""], particles: Float[Array, "n d"], scores: Float[Array, "n d"]
     ) -> PyTree[Array]:
-        """Directions and thresholds, half of the directions where whitened particles are bent.
+        """Draw directions and thresholds with the help of whitened particles and their scores.
 
-        Those are the residuals s + z, zero for a Gaussian, of random particles; they find the
-        few directions that matter among many. The others are differences of random particles,
-        and the thresholds are at random particles.
+        Half of the directions are the residuals s + z of random particles, which are zero for a
+        Gaussian and find the few directions that matter among many. The others are differences of
+        random particles. The thresholds are at random particles.
         """
         num = len(particles)
         chosen = jax.random.randint(key, (3, self.num_features), 0, num)
@@ -194,7 +194,7 @@ class RandomFeatures(AbstractFeatures):
     def features_and_slopes(
         self, frozen: PyTree[Array], particles: Float[Array, "n d"]
     ) -> tuple[Float[Array, "n w"], Float[Array, "n k"]]:
-        """(1, x, bent) at all particles, and the derivatives of the bent ones."""
+        """The features (1, x, bent) at all particles, and the derivatives of the bent ones."""
         directions, offsets = frozen
         bent, slopes = _with_slope(self.activation, particles @ directions.T + offsets)
         ones = jnp.ones((particles.shape[0], 1), particles.dtype)
@@ -204,19 +204,20 @@ class RandomFeatures(AbstractFeatures):
 class MLP(AbstractFunctions):
     """The two-layer network f(x) = W2 s(W1 x + b1) + b2, with its exact divergence.
 
-    div f = sum_k s'(a_k) (W1 W2)_kk with a = W1 x + b1: O(h) a particle after the forward pass.
-    Drawn uniformly within 1/sqrt(fan in). O(n d h).
+    div f = sum_k s'(a_k) (W1 W2)_kk with a = W1 x + b1, which takes O(h) per particle after the
+    forward pass. Parameters are drawn uniformly within 1/sqrt(fan in). O(n d h).
 
     Parameters
     ----------
     width
         h, the number of hidden units.
     activation
-        s, elementwise: ``jax.nn.sigmoid`` (the paper's), ``jnp.tanh``, ``jax.nn.relu``,
+        s, applied elementwise: ``jax.nn.sigmoid`` (the paper's), ``jnp.tanh``, ``jax.nn.relu``,
         ``jax.nn.swish``.
     scaling
-        Add a_j x_j to every coordinate: repulsion that h units cannot give in many more than h
-        dimensions. Made for standardised particles: wrap the field in ``Standardised``.
+        Whether to add a_j x_j to every coordinate, a repulsion that h units cannot give in many
+        more than h dimensions. It is made for standardised particles: wrap the field in
+        ``Standardised``.
     """
 
     width: int = 32
@@ -261,7 +262,7 @@ class Network(AbstractFunctions):
     Parameters
     ----------
     make
-        ``(key, d) -> `` a module, for instance
+        Function ``(key, d)`` that returns a module, for instance
         ``lambda key, d: eqx.nn.MLP(d, d, 32, 2, key=key)``.
     """
 
@@ -274,15 +275,15 @@ class Network(AbstractFunctions):
         return Parameters((), cast)
 
     def __call__(self, parameters, x):
-        # The module's functions and sizes are not arrays, so they are not in the memory of the
-        # loop; they are built again here, while tracing only.
+        # The module's functions and sizes are not arrays, so the memory of the loop does not hold
+        # them. They are built again here, but only while tracing.
         shape = eqx.filter_eval_shape(self.make, jax.random.key(0), x.shape[0])
         static = eqx.filter(shape, lambda leaf: not isinstance(leaf, jax.ShapeDtypeStruct))
         return eqx.combine(parameters.trainable, static)(x)
 
 
 def forward_mode(functions, parameters, particles):
-    """Values and exact divergences by d forward passes a particle."""
+    """Values and exact divergences by d forward passes per particle."""
 
     def one(x):
         def function(point):

@@ -22,12 +22,12 @@ class AbstractMetric(eqx.Module):
         """H^-1 v."""
 
     def mean_eigenvalue(self, like: Float[Array, " d"]) -> Float[Array, ""]:
-        """tr(H) / d, from a few fixed vectors of signs: exact for a diagonal H."""
+        """tr(H) / d, from a few fixed vectors of signs, which is exact for a diagonal H."""
         signs = jax.random.rademacher(jax.random.key(0), (8, like.shape[0]), like.dtype)
         return jnp.mean(signs * self.apply(signs))
 
     def largest_eigenvalue(self, like: Float[Array, " d"]) -> Float[Array, ""]:
-        """By 16 steps of the power method: never more; of a diagonal H at least d^(-1/32) of it."""
+        """A lower bound by 16 power iterations, at least a share d^(-1/32) for a diagonal H."""
         first = jax.random.rademacher(jax.random.key(0), like.shape, like.dtype)
 
         def multiply(_, vector):
@@ -87,7 +87,7 @@ class FramedMetric(AbstractMetric):
 
 
 class KroneckerMetric(AbstractMetric):
-    """H = one block a parameter: A (x) B for a matrix, diag(h) for the rest."""
+    """H = one block per parameter: A (x) B for a matrix, diag(h) for the rest."""
 
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
     blocks: tuple[tuple[DenseMetric, DenseMetric] | DiagonalMetric, ...]
@@ -112,7 +112,7 @@ class KroneckerMetric(AbstractMetric):
 
 
 def split_blocks(vectors, shapes):
-    """The parts of flat vectors that belong to parameters of these shapes, in their shapes."""
+    """Split flat vectors into parameters of these shapes."""
     parts, start = [], 0
     for shape in shapes:
         size = 1

@@ -1,7 +1,7 @@
 """The objective E[h(f) - f . grad log p - div f] and its parts (Dong et al. 2023, Eq. 4 and 8).
 
 For h = 1/2 |.|_H^2 its minimiser is the projection of H^-1 grad log p*/p on the function class,
-and its minimum is -1/2 E|grad log p*/p|^2_{H^-1} where the class is rich enough.
+and its minimum is -1/2 E|grad log p*/p|^2_{H^-1} if the class is rich enough.
 """
 
 import abc
@@ -61,28 +61,28 @@ class AbstractDivergence(eqx.Module):
 
 
 class ExactDivergence(AbstractDivergence):
-    """In closed form where the function class has one, by forward mode elsewhere."""
+    """The divergence in closed form if the function class has one, else by forward mode."""
 
     def __call__(self, key, functions, parameters, particles):
         return functions.with_divergences(parameters, particles)
 
 
 class ForwardMode(AbstractDivergence):
-    """ExactDivergence, by d forward passes a particle, also where there is a closed form."""
+    """The exact divergence by d forward passes per particle, even if there is a closed form."""
 
     def __call__(self, key, functions, parameters, particles):
         return forward_mode(functions, parameters, particles)
 
 
 class Hutchinson(AbstractDivergence):
-    """E[xi . (grad f) xi] over random probes xi: unbiased, K forward passes a particle.
+    """E[xi . (grad f) xi] over random probes xi: unbiased, by K forward passes per particle.
 
     Parameters
     ----------
     num_probes
-        K, the probes for each particle.
+        K, the number of probes for each particle.
     draw
-        ``(key, shape, dtype) -> `` probes with mean 0 and covariance I:
+        Function ``(key, shape, dtype)`` that draws probes with mean 0 and covariance I:
         ``jax.random.rademacher`` (the paper's) or ``jax.random.normal``.
     """
 

@@ -1,6 +1,6 @@
 """Preconditioners: estimates of the metric H from all particles, at every step.
 
-H stands in the regulariser 1/2 E|f|_H^2, so that the fitted velocity is H^-1 grad log p*/p
+H defines the regulariser 1/2 E|f|_H^2, so the fitted velocity is H^-1 grad log p*/p
 (Dong et al. 2023, Proposition 1); -grad^2 log p is the ideal (Newton) choice. Estimates are
 averaged over steps, damped so that they stay positive definite, and raised to ``exponent``.
 """
@@ -32,7 +32,7 @@ class AbstractPreconditioner(eqx.Module):
 
     @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """What is remembered from one step to the next."""
+        """The memory before the first step."""
 
     @abc.abstractmethod
     def update(self, cloud: Cloud, memory: PyTree[Array]) -> tuple[AbstractMetric, Any]:
@@ -40,7 +40,7 @@ class AbstractPreconditioner(eqx.Module):
 
 
 class AbstractMeansPreconditioner(AbstractPreconditioner):
-    """A preconditioner that needs nothing but means over the particles."""
+    """A preconditioner that needs only means over the particles."""
 
     @abc.abstractmethod
     def sums(self, block: AbstractCloud, weights: Float[Array, " m"]) -> PyTree[Array]:
@@ -77,8 +77,8 @@ class AbstractAveraged(AbstractPreconditioner):
     decay
         Weight of the past in the moving average (bias corrected); 0 for none.
     damping
-        Added to a diagonal H, as a share of its mean; the eigenvalues of a dense one are clipped
-        at this share of the largest instead.
+        Share of its mean that is added to a diagonal H. The eigenvalues of a dense H are clipped
+        from below at this share of the largest instead.
     """
 
     if TYPE_CHECKING:
@@ -96,11 +96,11 @@ class AbstractAveraged(AbstractPreconditioner):
 
     @abc.abstractmethod
     def estimate(self, cloud: AbstractCloud) -> Any:
-        """From this cloud alone."""
+        """The estimate from this cloud alone."""
 
     @abc.abstractmethod
     def metric(self, average: Any) -> AbstractMetric:
-        """From the average: by ``_diagonal`` or ``_dense``."""
+        """The metric of the average, by ``_diagonal`` or ``_dense``."""
 
     def __check_init__(self):
         name = type(self).__name__
@@ -112,7 +112,7 @@ class AbstractAveraged(AbstractPreconditioner):
             raise ValueError(f"{name}: damping must be positive, got {self.damping}.")
 
     def init(self, particles):
-        """An average over no steps: the running sum and the weight in it."""
+        """The running sum and the weight in it, before the first step."""
         shapes = jax.eval_shape(lambda x: self.estimate(Cloud(x, x, x[:, 0], jnp.sum)), particles)
         zeros = jax.tree_util.tree_map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
         return zeros, jnp.zeros((), particles.dtype)
@@ -123,7 +123,7 @@ class AbstractAveraged(AbstractPreconditioner):
             lambda t, e: self.decay * t + (1 - self.decay) * e, total, new
         )
         weight = self.decay * weight + (1 - self.decay)
-        # Corrected for its start at zero.
+        # This corrects for the start at zero.
         average = jax.tree_util.tree_map(lambda t: t / weight, total)
         return self.metric(average), (total, weight)
 
@@ -133,10 +133,10 @@ class AbstractAveraged(AbstractPreconditioner):
         return DiagonalMetric(damped**self.exponent)
 
     def _dense(self, average) -> DenseMetric:
-        """Eigenvalues by size, clipped from below at ``damping`` times the largest.
+        """A dense metric with absolute eigenvalues, clipped at ``damping`` times the largest.
 
-        By size: where a Hessian has a direction of the wrong sign its curvature still says how far
-        a step may go (as in saddle-free Newton).
+        If the curvature in a direction has the wrong sign, its absolute value still says how far a
+        step may go (as in saddle-free Newton).
         """
         values, vectors = jnp.linalg.eigh(average)
         values = jnp.abs(values)
@@ -159,7 +159,7 @@ class FisherDiagonal(AbstractAveraged):
 
 
 class Fisher(AbstractAveraged):
-    """H = E[s s^T], the Fisher information: large, and so safe, far away. O(n d^2 + d^3)."""
+    """H = E[s s^T], the Fisher information, large and so safe far away. O(n d^2 + d^3)."""
 
     exponent: float = 1.0
     decay: float = 0.9
@@ -173,7 +173,7 @@ class Fisher(AbstractAveraged):
 
 
 class Hessian(AbstractAveraged):
-    """H = -E[grad^2 log p], exactly: d Hessian-vector products per particle, O(n d) memory."""
+    """H = -E[grad^2 log p], exact by d Hessian-vector products per particle. O(n d) memory."""
 
     exponent: float = 1.0
     decay: float = 0.0
@@ -206,11 +206,12 @@ class InverseCovariance(AbstractAveraged):
 
 
 class RegressedHessian(AbstractPreconditioner):
-    """H from the regression of scores on particles, at least the inverse covariance. No Hessians.
+    """H from a regression of scores on particles, but at least the inverse covariance.
 
-    For Gaussian particles -E[s (x - m)^T] C^-1 is the mean Hessian (Stein's lemma). Its
-    eigenvalues in the particles' frame are clipped from below at 1: where the cloud is narrower
-    than the target H is the inverse covariance, and a unit step widens it by at most a factor 2.
+    It needs no Hessians: for Gaussian particles -E[s (x - m)^T] C^-1 is the mean Hessian (Stein's
+    lemma). Its eigenvalues in the particles' frame are clipped from below at 1. Where the cloud is
+    narrower than the target, H is then the inverse covariance, and a unit step widens the cloud by
+    at most a factor of 2.
     """
 
     def init(self, particles):
@@ -225,10 +226,10 @@ class RegressedHessian(AbstractPreconditioner):
 
 
 class WhitenedCurvature(AbstractMeansPreconditioner):
-    """H = |E[s z^T]| for particles z that are whitened already; its eigenvalues at least 1.
+    """H = |E[s z^T]|, with eigenvalues of at least 1, for whitened particles z.
 
-    By Stein's lemma the curvature that Gaussian particles see, by size: where it has the wrong
-    sign it still says how far a step may go. Made for ``Whitened``. O(n d^2 + d^3).
+    By Stein's lemma this is the absolute curvature that Gaussian particles see; with the wrong
+    sign it still says how far a step may go. Use it inside ``Whitened``. O(n d^2 + d^3).
     """
 
     def init(self, particles):
@@ -242,7 +243,7 @@ class WhitenedCurvature(AbstractMeansPreconditioner):
 
 
 class StandardisedCurvature(AbstractMeansPreconditioner):
-    """H = diag |E[s z]|, at least 1, for particles z that are standardised already. O(n d)."""
+    """H = diag |E[s z]|, at least 1, for standardised particles z. O(n d)."""
 
     def init(self, particles):
         return ()
@@ -258,14 +259,14 @@ class Kronecker(AbstractAveraged):
     """H = a Kronecker product for each matrix-shaped parameter, a diagonal for the rest.
 
     For a block with score matrix S the Fisher information E[vec S vec S^T] is approximated by
-    E[S S^T] (x) E[S^T S] / E|S|^2, which is exact where it is a Kronecker product (as in K-FAC
-    and Shampoo). O(n d (a + b)) for a x b matrices.
+    E[S S^T] (x) E[S^T S] / E|S|^2, which is exact if it is a Kronecker product (as in K-FAC and
+    Shampoo). O(n d (a + b)) for a x b matrices.
 
     Parameters
     ----------
     shapes
-        Shapes of the parameters, in the order in which they lie in the flat particle; a pytree
-        that looks like a particle gives them by ``Kronecker.like(particle)``.
+        Shapes of the parameters, in their order in the flat particle. ``Kronecker.like(particle)``
+        takes them from a pytree that looks like a particle.
     """
 
     shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
@@ -313,6 +314,6 @@ class Kronecker(AbstractAveraged):
 
 
 def at_least_one(moment: Float[Array, "d d"]) -> DenseMetric:
-    """The symmetric part of a matrix, with eigenvalues by size and at least 1."""
+    """The symmetric part of a matrix, with absolute eigenvalues of at least 1."""
     values, vectors = jnp.linalg.eigh((moment + moment.T) / 2)
     return DenseMetric(jnp.maximum(jnp.abs(values), 1.0), vectors)

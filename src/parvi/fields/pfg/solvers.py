@@ -26,12 +26,12 @@ class Problem(eqx.Module):
 
     @property
     def particles(self) -> Float[Array, "n d"]:
-        """Where the function is fitted."""
+        """The particles at which the function is fitted."""
         return self.cloud.particles
 
     @property
     def scores(self) -> Float[Array, "n d"]:
-        """What it is fitted to."""
+        """The scores to which it is fitted."""
         return self.cloud.scores
 
     def subset(self, rows: Int[Array, " m"]) -> "Problem":
@@ -56,21 +56,21 @@ class AbstractSolver(eqx.Module):
     def check(
         self, functions: AbstractFunctions, regulariser: AbstractRegulariser, num: int, dim: int
     ) -> None:
-        """Raise ``ValueError`` where this solver cannot solve such problems."""
+        """Raise ``ValueError`` if this solver cannot solve such problems."""
 
     @abc.abstractmethod
     def init(self, parameters: Parameters) -> PyTree[Array]:
-        """What is remembered from one fit to the next."""
+        """The memory before the first fit."""
 
     @abc.abstractmethod
     def solve(
         self, key: Key[Array, ""], problem: Problem, memory: PyTree[Array]
     ) -> tuple[Parameters, Any, dict[str, Array]]:
-        """The fitted parameters, the new memory, and facts for the history."""
+        """The fitted parameters, the new memory, and further columns of the history."""
 
 
 def split(key: Key[Array, ""], problem: Problem, holdout: float) -> tuple[Problem, Problem]:
-    """A problem on some of the particles, and on the others, which are held out."""
+    """Split a problem in two: on some of the particles, and on the others, which are held out."""
     num = problem.particles.shape[0]
     num_held_out = min(max(round(holdout * num), 1), num - 1) if num > 1 else 0
     order = jax.random.permutation(key, num)

@@ -1,7 +1,7 @@
 """How good a set of particles is.
 
-Every metric takes NumPy or JAX arrays and computes in float64, pairs of particles tile by tile:
-no n x n array exists. What is known of the target decides which one can be asked:
+Every metric takes NumPy or JAX arrays and computes in float64. Pairs of particles are computed tile
+by tile, so no n x n array is formed. Which metrics apply depends on what is known of the target:
 
 - a reference sample: ``energy_distance``, ``worth``, ``mmd``, ``sliced_wasserstein``;
 - scores at the particles: ``ksd``, ``ksd_test``, ``learned_stein_discrepancy``, ``stein_ratio``,

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key
 
 
 class AbstractBootstrap(eqx.Module):
-    """How the weights are drawn."""
+    """A rule for drawing the weights."""
 
     @abc.abstractmethod
     def weights(self, key: Key[Array, ""], num_bootstrap: int, num: int) -> Float[Array, "b n"]:
@@ -26,8 +26,8 @@ class WildBootstrap(AbstractBootstrap):
     Parameters
     ----------
     flip_probability
-        The chance that the sign changes from one point to the next: 1/2 for independent draws,
-        less where the points are a chain in order, so that neighbours share their sign.
+        The chance that the sign changes from one point to the next: 1/2 for independent draws, and
+        less for the ordered states of a chain, so that neighbours share their sign.
     """
 
     flip_probability: float = 0.5

@@ -2,8 +2,8 @@
 
     D(x, y) = 2 E|x - y| - E|x - x'| - E|y - y'|          (Szekely & Rizzo 2013)
 
-is zero only between equal distributions, has no parameter, and for n independent draws of the
-truth its expectation is c/n with c = E|y - y'|: the unit in which ``worth`` measures.
+is zero only between equal distributions and has no parameter. For n independent draws of the truth
+its expectation is c/n with c = E|y - y'|, which is the unit of ``worth``.
 """
 
 import numpy as np
@@ -18,10 +18,9 @@ def energy_distance(
 ) -> float:
     """2 E|x - y| - E|x - x'| - E|y - y'| (Szekely & Rizzo 2013), over distinct pairs of y.
 
-    ``x`` is a set of particles, taken as the distribution that it is; ``y`` is a sample of the
-    truth, whose own noise is taken out, so that the result may fall below zero by that noise.
-    For n independent draws the expectation is E|y - y'| / n. O((n + m)^2 d) time, in tiles of
-    ``block_size`` squared.
+    ``x`` is a set of particles, taken as a distribution. ``y`` is a sample of the truth, whose own
+    noise is removed, so the result may fall below zero by that noise. For n independent draws the
+    expectation is E|y - y'| / n. O((n + m)^2 d) time, in tiles of ``block_size`` squared.
 
     Examples
     --------
@@ -51,25 +50,25 @@ def worth(
     """How many independent draws one particle stands for: (c/n) / D.
 
     Both samples are standardised by the mean and standard deviation of the reference ``y``; then
-    D = ``energy_distance(x, y)`` and c = ``mean_distance(y)``. It is 1 for independent draws (in
-    the sense that E[D] = c/n), below 1 for particles that are biased, collapsed or in clumps,
-    above 1 for particles that are more even than chance.
+    D = ``energy_distance(x, y)`` and c = ``mean_distance(y)``. The worth is 1 for independent draws
+    (in the sense that E[D] = c/n), below 1 for particles that are biased, collapsed or in clumps,
+    and above 1 for particles that are more even than chance.
 
     Parameters
     ----------
     x
         Particles.
     y
-        Independent draws of the truth, many more than particles: their noise in D, of order
-        c/m, must be small beside D itself.
+        Independent draws of the truth, many more than particles. Their noise in D, of order c/m,
+        must be small compared with D itself.
     block_size
         Side of the tiles in which distances are computed.
 
     Returns
     -------
     float
-        The worth; infinite where D is not above zero, that is, where the particles are as close
-        as the reference can resolve.
+        The worth. It is infinite if D is not above zero, because the particles are then as close as
+        the reference can resolve.
     """
     particles, reference = as_two_samples(x, y, at_least=(1, 2))
     check_at_least(block_size, "block_size")

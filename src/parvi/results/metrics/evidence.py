@@ -2,9 +2,9 @@
 
     ELBO = E[log p(x) - log q(x)],
 
-where p is the density up to its constant and q that of the particles, estimated by kernel
-density: Gaussian kernels of covariance h^2 C, C the covariance of the particles, each particle
-left out of its own estimate,
+where p is the density up to its constant and q is that of the particles. The estimate of q uses
+Gaussian kernels of covariance h^2 C, where C is the covariance of the particles, and leaves each
+particle out of its own estimate:
 
     q(x_i) = 1/(n - 1) sum_{j != i} N(x_i; x_j, h^2 C).
 """
@@ -38,24 +38,24 @@ def elbo(
     *,
     block_size: int = BLOCK_SIZE,
 ) -> float:
-    """E[log p - log q] with the entropy by kernel density. O(n^2 d) time, in tiles.
+    """E[log p - log q], with q from a kernel density estimate. O(n^2 d) time, in tiles.
 
-    As no particle is in its own estimate, the expectation for independent draws of q is
-    ELBO + E KL(q || estimate of q): too high, never too low. For a Gaussian the smoothing alone
-    adds d/2 (log(1 + h^2) - h^2 / (1 + h^2)), and the noise of the estimate more: under 0.01 at
-    d = 1 and n = 2000, but above 1 at d = 20 and n = 1000. In high dimension use it to compare
-    runs with the same n, not as evidence.
+    Since no particle is in its own estimate, the expectation for independent draws of q is
+    ELBO + E KL(q || estimate of q), which is too high and never too low. For a Gaussian the
+    smoothing alone adds d/2 (log(1 + h^2) - h^2 / (1 + h^2)), and the noise of the estimate adds
+    more: under 0.01 at d = 1 and n = 2000, but above 1 at d = 20 and n = 1000. In high dimension
+    use it to compare runs with the same n, not as evidence.
 
     Parameters
     ----------
     particles
-        In the coordinates that the log density is a density of: the unconstrained ones, with
-        the Jacobian, for a constrained target.
+        The particles in the coordinates of the log density. For a constrained target these are the
+        unconstrained ones, with the Jacobian.
     log_densities
         log p at each particle, up to a constant that shifts the result.
     bandwidth
-        ``(n, d) -> h``, in units of the particles' own covariance: ``silverman`` or ``scott``.
-        The covariance is shrunk towards its diagonal where n < d + 2.
+        Function from (n, d) to h, in units of the particles' own covariance: ``silverman`` or
+        ``scott``. The covariance is shrunk towards its diagonal if n < d + 2.
     block_size
         Side of the tiles in which pairs are computed.
     """
@@ -74,8 +74,8 @@ def elbo(
 
 
 def _left_out_log_sums(z, block_size):
-    """log sum_{j != i} exp(-|z_i - z_j|^2 / 2), tile after tile."""
-    # The exponents are kept relative to the largest so far; a neighbour's starts it, finite.
+    """log sum_{j != i} exp(-|z_i - z_j|^2 / 2), tile by tile."""
+    # Exponents are relative to the largest so far. A neighbour's gives it a finite start.
     largest = -0.5 * np.sum((z - np.roll(z, 1, axis=0)) ** 2, axis=1)
     total = np.zeros(len(z))
     for rows in blocks(len(z), block_size):

@@ -14,7 +14,7 @@ def gaussian_kl(
 ) -> float:
     """KL(N(mean_p, covariance_p) || N(mean_q, covariance_q)). O(d^3).
 
-    It is infinite where only ``covariance_p`` is singular.
+    It is infinite if only ``covariance_p`` is singular.
     """
     dim = np.size(mean_p)
     difference = as_vector(mean_q, "mean_q", dim) - as_vector(mean_p, "mean_p", dim)

@@ -1,4 +1,4 @@
-"""The border of the metrics: any array in, checked float64 on the host out."""
+"""Checks of the metrics' inputs, which become float64 arrays on the host."""
 
 from typing import Any
 
@@ -64,7 +64,7 @@ def as_key(key: int | Key[Array, ""]) -> Key[Array, ""]:
 
 
 def check_at_least(value: int, name: str, least: int = 1) -> None:
-    """Raise unless a count is large enough."""
+    """Raise ``ValueError`` unless a count is large enough."""
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
 

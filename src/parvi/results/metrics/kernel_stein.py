@@ -3,8 +3,8 @@
     S = E u(x, x'),   u(x, y) = s(x) . s(y) k + s(x) . grad_y k + s(y) . grad_x k
                                 + trace grad_x grad_y k               (Theorem 3.6)
 
-with the scores s = grad log p is zero only where the particles are a sample of p. For a radial
-kernel k = phi(r^2)
+with the scores s = grad log p, is zero only if the particles are a sample of p. For a radial
+kernel k = phi(r^2),
 
     u = s(x) . s(y) phi - 2 (s(x) - s(y)) . (x - y) phi' - 2 d phi' - 4 r^2 phi''.
 """
@@ -53,13 +53,14 @@ def ksd(
     particles, scores
         The particles, and the gradient of the log density at each.
     kernel
-        Any radial kernel. The inverse multiquadric sees particles that leave the target, where
-        kernels with light tails do not (Gorham & Mackey 2017, Thm. 6 and 8). A bandwidth that
-        follows the particles is taken from at most 512 of them; to compare two sets by one
-        ruler, fix it: ``IMQ(Fixed(h))``.
+        Any radial kernel. The inverse multiquadric sees particles that leave the target; kernels
+        with light tails do not (Gorham & Mackey 2017, Thm. 6 and 8). A bandwidth that follows the
+        particles is taken from at most 512 of them. Fix it to compare two sets of particles:
+        ``IMQ(Fixed(h))``.
     unbiased
-        The U-statistic, over distinct pairs: expectation exact for independent draws. Else the
-        V-statistic, over all pairs: never negative, and what SVGD descends.
+        Whether to use the U-statistic, over distinct pairs, whose expectation is exact for
+        independent draws. Otherwise it is the V-statistic, over all pairs, which is never negative
+        and is what SVGD descends.
     block_size
         Side of the tiles in which pairs are computed.
 
@@ -90,11 +91,11 @@ def ksd_test(
 ) -> GoodnessOfFit:
     """Test whether the particles are independent draws of the target.
 
-    The statistic is the U-statistic of ``ksd``; under the hypothesis its law is that of
+    The statistic is the U-statistic of ``ksd``. Under the hypothesis its law is that of
     sum_{i != j} w_i w_j u(x_i, x_j) / (n (n - 1)) with the bootstrap's weights w, and the p-value
     is the share of these that are no smaller, (1 + count) / (1 + num_bootstrap).
-    Particles that repel each other are more even than independent draws: their p-value tends to
-    1 where they fit, and no rejection rate can be read from it.
+    Particles that repel each other are more even than independent draws. If they fit, their
+    p-value tends to 1, and no rejection rate can be read from it.
 
     O(n^2 (d + num_bootstrap)) time, O(block_size^2 + n (d + num_bootstrap)) memory.
 
@@ -105,12 +106,12 @@ def ksd_test(
     kernel
         See ``ksd``.
     num_bootstrap
-        Bootstrap samples; the smallest p-value is 1 / (1 + num_bootstrap).
+        Number of bootstrap samples; the smallest p-value is 1 / (1 + num_bootstrap).
     bootstrap
-        ``WildBootstrap()``, with a smaller ``flip_probability`` for the states of a chain in
-        order, or ``MultinomialBootstrap()``.
+        ``WildBootstrap()``, with a smaller ``flip_probability`` for the ordered states of a chain,
+        or ``MultinomialBootstrap()``.
     key
-        Draws the weights.
+        Key that draws the weights.
     block_size
         Side of the tiles in which pairs are computed.
     """
@@ -139,10 +140,10 @@ def _stein_forms(kernel, x, s, weights, block_size, diagonal) -> np.ndarray:
             f"{type(kernel).__name__}."
         )
     with jax.enable_x64(True):
-        # Only differences of points count; near zero they lose least by rounding.
+        # Only differences of points count, and they lose least by rounding near zero.
         x = jnp.asarray(x - x.mean(axis=0))
         side = min(block_size, len(x))
-        # A few points take less time than the compiler does.
+        # A few points take less time than a careful compilation.
         forms = _quick_forms if len(x) ** 2 <= LIGHT // 20 else _careful_forms
         return np.asarray(forms(kernel, x, jnp.asarray(s), jnp.asarray(weights), side, diagonal))
 
@@ -151,7 +152,7 @@ def _tiled_forms(kernel, x, s, weights, side, diagonal):
     kernel = kernel.adapted(x, MEDIAN_POINTS)
     num_blocks = -(-x.shape[0] // side)
     extra = num_blocks * side - x.shape[0]
-    # The last block is filled up with points of weight zero.
+    # The last block is padded with points of weight zero.
     x, s = jnp.pad(x, ((0, extra), (0, 0))), jnp.pad(s, ((0, extra), (0, 0)))
     weights = jnp.pad(weights, ((0, 0), (0, extra)))
     others = 1 - jnp.eye(side, dtype=x.dtype)
@@ -183,7 +184,7 @@ _careful_forms = eqx.filter_jit(_tiled_forms)
 
 
 def _stein_kernel(kernel, x, s, y, t, mask):
-    """u(x_i, y_j); ``mask`` is zero where the two are one point, at distance exactly zero."""
+    """u(x_i, y_j); ``mask`` is zero where both are one point, whose distance is exactly zero."""
     dim = x.shape[1]
     square = square_distances(x, y) * mask
     value, first, second = kernel.profile(square, dim)

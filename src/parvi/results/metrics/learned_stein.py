@@ -4,12 +4,12 @@
 
 over a function class that is trained on some of the particles, with the scores s = grad log p,
 and evaluated on the others. The best critic is (s - grad log q) / (2 lambda) for particles of
-density q, so that the supremum is the Fisher divergence E|s - grad log q|^2 / (4 lambda).
+density q, so the supremum is the Fisher divergence E|s - grad log q|^2 / (4 lambda).
 
-It is the objective of PFG, and its parts are used: function classes and solvers. Unlike in the
-source, the critic sees the particles whitened by the mean and covariance of its training part,
-x = m + L z, and the norm is taken there: one learning rate fits all scales, and the result does
-not depend on the units of x.
+This is the objective of PFG, whose function classes and solvers are used. Unlike in the source, the
+critic sees the particles whitened by the mean and covariance of its training part, x = m + L z, and
+the norm is taken in z. One learning rate then fits all scales, and the result does not depend on
+the units of x.
 """
 
 import functools
@@ -33,13 +33,13 @@ from parvi.results.metrics.inputs import as_key, as_scored
 
 
 class LearnedStein(NamedTuple):
-    """What the critic found on the particles that it was not trained on.
+    """The results of the critic on the particles that it was not trained on.
 
     ``discrepancy`` is E[s . f + div f]; ``fisher_divergence`` is
     4 lambda (E[s . f + div f] - lambda E|f|^2), whose expectation is never above
-    E|L^T (s - grad log q)|^2; ``statistic`` is the discrepancy over its standard error, Student's t
-    (in the limit of many particles) where they are independent draws of the target, and
-    ``p_value`` its upper tail.
+    E|L^T (s - grad log q)|^2; ``statistic`` is the discrepancy over its standard error, which is
+    Student's t (in the limit of many particles) if they are independent draws of the target, and
+    ``p_value`` is its upper tail.
     """
 
     discrepancy: float
@@ -57,7 +57,7 @@ def learned_stein_discrepancy(
     holdout: float = 0.5,
     key: int | Key[Array, ""] = 0,
 ) -> LearnedStein:
-    """Train a critic on some of the particles and measure with it on the rest. O(n) a step.
+    """Train a critic on some of the particles and measure with it on the rest. O(n) per step.
 
     Parameters
     ----------
@@ -66,16 +66,16 @@ def learned_stein_discrepancy(
     functions
         The critic: ``MLP``, ``Network``, ``RandomFeatures``, ``Linear``.
     solver
-        Trains it: ``GradientDescent`` with an optax optimiser (default: at most 1000 full-batch
-        steps of Adam at 5e-3, stopped by the objective on a quarter of the training part), or
-        ``HeldOutRidge`` for features that are linear in their weights.
+        The solver that trains it: ``GradientDescent`` with an optax optimiser (by default, at most
+        1000 full-batch steps of Adam at 5e-3, stopped by the objective on a quarter of the training
+        part), or ``HeldOutRidge`` for features that are linear in their weights.
     regularisation
         lambda. It scales the critic; at the default, 1/2, ``discrepancy`` estimates the Fisher
         divergence.
     holdout
-        Share of the particles that the critic is evaluated on.
+        Share of the particles on which the critic is evaluated.
     key
-        Splits the particles and draws the critic.
+        Key that splits the particles and draws the critic.
     """
     x, s = as_scored(particles, scores, at_least=4)
     if not 0 < holdout < 1:
@@ -96,7 +96,7 @@ def learned_stein_discrepancy(
         stein, norms = np.asarray(stein), np.asarray(norms)
     discrepancy = float(stein.mean())
     error = float(stein.std(ddof=1)) / num_test**0.5
-    # A critic that is zero found nothing: the middle of the null distribution.
+    # A critic that is zero found nothing, which is the middle of the null distribution.
     statistic = discrepancy / error if error > 0 else 0.0
     fisher = 4 * regularisation * (discrepancy - regularisation * float(norms.mean()))
     import scipy.stats
@@ -113,7 +113,7 @@ def _held_out(key, functions, solver, regularisation, x_train, s_train, x_test, 
     z_train, z_test = frame.enter(x_train), frame.enter(x_test)
     # lambda |f|^2 = 1/2 |f|_H^2 with H = 2 lambda I.
     metric = DiagonalMetric(jnp.full(x_train.shape[1], 2 * regularisation))
-    # No log density is asked: the scores are given.
+    # The log density is never evaluated, because the scores are given.
     cloud = Cloud(z_train, frame.pull(s_train), jnp.zeros(len(z_train)), jnp.sum)
     problem = Problem(functions, ExactDivergence(), Quadratic(), metric, 0.0, cloud)
     memory = solver.init(functions.init(key_init, z_train))
@@ -123,7 +123,7 @@ def _held_out(key, functions, solver, regularisation, x_train, s_train, x_test, 
     return stein, jnp.sum(values**2, axis=1)
 
 
-# Built once: a new optax object is a new compilation.
+# It is built once, since a new optax object is compiled anew.
 @functools.lru_cache(maxsize=1)
 def _default_solver() -> GradientDescent:
     return GradientDescent(optax.adam(5e-3), num_steps=1000, holdout=0.25, patience=50)

@@ -17,7 +17,7 @@ from parvi.kernels import AbstractBandwidth, Median
 from parvi.results.metrics.inputs import as_two_samples, check_at_least
 from parvi.results.metrics.pairs import BLOCK_SIZE, mean_over_own_pairs, mean_over_pairs
 
-# Points from which the median is taken: 130 000 pairs give it to about 0.5 %, in 2 MB.
+# Number of points from which the median is taken: 130 000 pairs give it to about 0.5 %, in 2 MB.
 MEDIAN_POINTS = 512
 
 
@@ -38,16 +38,16 @@ def mmd(
         The two samples.
     bandwidth
         h of exp(-|x - y|^2 / h), as in ``parvi.kernels.RBF``: ``Fixed(2 * sigma**2)``, or the
-        median of squared distances (of at most 512 points). It is taken from ``y``: the
-        same ruler for all that is compared with one reference.
+        median of squared distances (of at most 512 points). It is taken from ``y``, so that all
+        comparisons with one reference use the same bandwidth.
     scales
-        Multiples of h whose kernels are summed, for instance ``(0.25, 0.5, 1, 2, 4)`` where no
-        single scale is known to matter.
+        Multiples of h whose kernels are summed, for instance ``(0.25, 0.5, 1, 2, 4)`` if no single
+        scale is known to matter.
     unbiased
-        Over distinct pairs within each sample (Eq. 3), so that the expectation is exact for
-        independent draws, and the value may be negative. Else over all pairs (Eq. 5): the
-        distance between the two sets of points as they are, never negative, larger by about
-        (1 - E k)(1/n + 1/m) for each scale.
+        Whether to average over distinct pairs within each sample (Eq. 3). The expectation is then
+        exact for independent draws, and the value may be negative. Otherwise the averages are over
+        all pairs (Eq. 5) and give the distance between the two sets of points themselves, which is
+        never negative and is larger by about (1 - E k)(1/n + 1/m) for each scale.
     block_size
         Side of the tiles in which distances are computed.
     """

@@ -1,7 +1,7 @@
 """Means over all pairs of points, one tile of the distance matrix at a time.
 
-A tile is at most ``block_size`` x ``block_size``, so that memory does not grow with n^2; of a
-sample with itself only the tiles on and above the diagonal are visited.
+A tile is at most ``block_size`` x ``block_size``, so memory does not grow with n^2. For pairs
+within one sample, only the tiles on and above the diagonal are visited.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jaxtyping import Float
 
-# 8 MB a tile: large enough for matrix products at full speed, a handful of them fit any machine.
+# A tile is 8 MB: matrix products run at full speed, and a handful of tiles fit any machine.
 BLOCK_SIZE = 1024
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -31,7 +31,7 @@ def mean_over_pairs(
 def mean_over_own_pairs(
     function: Function, x: Float[np.ndarray, "n d"], block_size: int, distinct: bool
 ) -> float:
-    """E[function(|x - x'|^2)] within a sample; ``distinct`` leaves out a point with itself."""
+    """E[function(|x - x'|^2)] within a sample, without self-pairs if ``distinct``."""
     x = x - x.mean(axis=0)
     num = len(x)
     at_zero = float(function(np.zeros(1))[0])
@@ -52,7 +52,7 @@ def blocks(num: int, block_size: int, first: int = 0) -> Iterator[slice]:
 
 
 def squares(x: Float[np.ndarray, "a d"], y: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "a b"]:
-    """|x_i - y_j|^2 by one matrix product; centre the points first, rounding is in their units."""
+    """|x_i - y_j|^2 by one matrix product. Centre the points first to limit rounding."""
     out = x @ (-2 * y.T)
     out += np.sum(x**2, axis=1)[:, None]
     out += np.sum(y**2, axis=1)

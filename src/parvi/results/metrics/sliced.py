@@ -2,11 +2,11 @@
 
     SW_p = ( E_theta W_p(theta . x, theta . y)^p )^(1/p),
 
-theta uniform on the sphere. On a line the optimal plan matches quantiles:
+with theta uniform on the sphere. On a line the optimal plan matches quantiles:
 
     W_p^p = int_0^1 |F^-1(u) - G^-1(u)|^p du,
 
-where both quantile functions are steps, so that the integral is a finite sum for any n and m.
+where both quantile functions are step functions, so the integral is a finite sum for any n and m.
 """
 
 import jax
@@ -33,13 +33,13 @@ def sliced_wasserstein(
     x, y
         The two samples; their sizes may differ.
     num_projections
-        K, random directions; the relative error from them is below about 1/sqrt(K).
+        K, the number of random directions; their relative error is below about 1/sqrt(K).
     key
-        Draws the directions. The same key gives the same directions: one ruler for all.
+        Key that draws the directions. Use the same key for all distances that are compared.
     order
         p, 1 or 2.
     block_size
-        Projections that exist at a time.
+        Number of projections that are computed at a time.
     """
     x, y = as_two_samples(x, y)
     check_at_least(num_projections, "num_projections")
@@ -60,8 +60,8 @@ def sliced_wasserstein(
 
 
 def _common_steps(n, m):
-    """Where both quantile functions are constant: the rank in x, the rank in y, the length."""
-    # In units of 1/(n m) all ends are integers, so that none is missed by rounding.
+    """Intervals on which both quantile functions are constant: rank in x, rank in y, length."""
+    # In units of 1/(n m) all ends are integers, so rounding misses none.
     ends = np.union1d(np.arange(1, n + 1) * m, np.arange(1, m + 1) * n)
     starts = np.concatenate([[0], ends[:-1]])
     return starts // m, starts // n, (ends - starts) / (n * m)
