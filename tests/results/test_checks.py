@@ -9,6 +9,9 @@ import pytest
 import parvi
 from parvi.targets import zoo
 
+# One process: its tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("checks")
+
 
 def result_of(exact, particles):
     """As if a run had ended, converged, at these particles."""

@@ -11,6 +11,9 @@ import pytest
 
 import parvi
 
+# One process: its tests share compiled programs.
+pytestmark = pytest.mark.xdist_group("result")
+
 
 class Pair(NamedTuple):
     left: np.ndarray

@@ -11,6 +11,9 @@ import pytest
 
 import parvi
 
+# One process, which runs the eight devices once for all these tests.
+pytestmark = pytest.mark.xdist_group("mesh")
+
 SCRIPT = pathlib.Path(__file__).with_name("over_devices.py")
 NUM, DIM = 512, 6
 

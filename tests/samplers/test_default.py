@@ -47,6 +47,7 @@ def test_each_particle_is_worth_several_draws(exact, least):
     assert worth(result.particles, truth) > least
 
 
+@pytest.mark.xdist_group("banana")
 def test_a_bent_target_flies_and_bends_again(banana_run):
     assert banana_run.status == parvi.Status.CONVERGED
     assert stages(banana_run) == ["affine", "bend", "fly", "bend again"]
@@ -57,6 +58,7 @@ def test_a_bent_target_flies_and_bends_again(banana_run):
     assert banana_run.num_gradients == NUM * (1 + banana_run.num_steps)
 
 
+@pytest.mark.xdist_group("banana")
 def test_num_steps_is_a_maximum(banana_run):
     few = parvi.sample(zoo.banana().target, start(2), num_steps=40)
     assert few.num_steps == 40
