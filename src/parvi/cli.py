@@ -1,9 +1,9 @@
 """The command line: parse, call, print."""
 
-import pathlib
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,9 +37,7 @@ def main(
 
 @app.command()
 def demo(
-    output: Annotated[pathlib.Path, typer.Option(help="File of the picture.")] = pathlib.Path(
-        "demo.png"
-    ),
+    output: Annotated[Path, typer.Option(help="File of the picture.")] = Path("demo.png"),
     seed: Annotated[int, typer.Option(help="Seed of the start and of NUTS.")] = 0,
     particles: Annotated[int, typer.Option(min=64, help="Number of particles.")] = 256,
 ) -> None:
@@ -51,38 +49,32 @@ def demo(
     if not output.resolve().parent.is_dir():
         raise typer.BadParameter(f"the folder of {output} does not exist", param_hint="output")
     keep_compiled()
-    console = Console()
+    console = Console(highlight=False)
     console.print(
-        "Bayesian logistic regression, breast-cancer table: 569 rows, 31 weights, N(0, 1) prior."
+        "Bayesian logistic regression, breast-cancer table: 569 rows, 31 weights, N(0, 1) prior.",
+        highlight=True,
     )
     done = demonstration.demonstrate(seed, particles)
     table = Table(title="Measured in this run; NUTS draws are the truth", box=SIMPLE)
     table.add_column("", no_wrap=True)
     for column in ("mean error", "worst sd", "energy", "steps", "compile", "run"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name in [*done.qualities, *(name for name in done.runs if name not in done.qualities)]:
-        cells = [name, *("" for _ in range(6))]
-        if name in done.qualities:
-            cells[1:4] = [f"{value:.3f}" for value in done.qualities[name]]
+    for name in dict.fromkeys([*done.qualities, *done.runs]):
+        cells = [f"{value:.3f}" for value in done.qualities.get(name, ())] or [""] * 3
         if name in done.runs:
             run = done.runs[name]
-            running = run.timing.seconds - run.timing.compile_seconds
-            cells[4:] = [
-                f"{run.num_steps}",
-                f"{run.timing.compile_seconds:.1f} s",
-                f"{running:.1f} s",
-            ]
-        table.add_row(*cells)
+            seconds = run.timing.compile_seconds, run.timing.seconds - run.timing.compile_seconds
+            cells += [f"{run.num_steps}", *(f"{value:.1f} s" for value in seconds)]
+        table.add_row(name, *cells)
     console.print(table)
     console.print(
         "mean error: root mean square over the weights, in posterior standard deviations.\n"
         "worst sd: the ratio to the true standard deviation that is furthest from 1.\n"
         f"energy: energy distance to the truth over that expected of {particles} independent "
-        "draws.\n",
-        highlight=False,
+        "draws.\n"
     )
     demonstration.draw(done, output)
-    console.print(f"Picture: {output}", highlight=False)
+    console.print(f"Picture: {output}")
 
 
 @app.command()
@@ -93,23 +85,22 @@ def data(
     """List the paper's data sets and whether they are present, or fetch those that are named."""
     from parvi.experiments import datasets
 
-    console = Console()
+    console = Console(highlight=False)
     failed = False
     for name in datasets.DATASETS if everything else names or []:
         try:
             for path in datasets.fetch(name, progress=console.is_terminal):
-                console.print(f"{name}: {path}", highlight=False, soft_wrap=True)
+                console.print(f"{name}: {path}", soft_wrap=True)
             datasets.load(name)
         except (datasets.DataError, ValueError, ImportError) as error:
             failed = True
-            console.print(f"{name}: {error}", highlight=False, soft_wrap=True)
+            console.print(f"{name}: {error}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
     if names or everything:
         return
-    table = Table(title=f"Looked for in {datasets.folder()}", box=SIMPLE)
-    for column in ("name", "rows", "features", "present", "licence", "files"):
-        table.add_column(column)
+    header = ("name", "rows", "features", "present", "licence", "files")
+    table = Table(*header, title=f"Looked for in {datasets.folder()}", box=SIMPLE)
     for dataset in datasets.DATASETS.values():
         table.add_row(
             dataset.name,
@@ -121,8 +112,7 @@ def data(
         )
     console.print(table)
     console.print(
-        f"`parvi data NAME` fetches one; {datasets.ENVIRONMENT} may name a folder that has them.",
-        highlight=False,
+        f"`parvi data NAME` fetches one; {datasets.ENVIRONMENT} may name a folder that has them."
     )
 
 
@@ -131,7 +121,7 @@ def bench(
     names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run.")] = None,
 ) -> None:
     """Compare the speed with other libraries, in a clone of the repository (``make bench``)."""
-    if not pathlib.Path("benchmarks/__main__.py").is_file():
+    if not Path("benchmarks/__main__.py").is_file():
         raise typer.BadParameter(
             "the benchmarks are not installed with the library: run this command in a clone of the "
             "repository, which has them in benchmarks/"
@@ -148,19 +138,19 @@ def reproduce(
     part: Annotated[
         str, typer.Option(help="K/M: run only the K-th of M shares of the work.")
     ] = "1/1",
-    results: Annotated[pathlib.Path, typer.Option(help="Folder of the cells.")] = pathlib.Path(
+    results: Annotated[Path, typer.Option(help="Folder of the cells.")] = Path(
         "results/reproduction"
     ),
-    page: Annotated[
-        pathlib.Path, typer.Option(help="The page to write from the cells.")
-    ] = pathlib.Path("docs/reproduction.md"),
+    page: Annotated[Path, typer.Option(help="The page to write from the cells.")] = Path(
+        "docs/reproduction.md"
+    ),
 ) -> None:
     """Run the paper's tables and figures cell by cell and write the page, or list them."""
     from parvi.experiments import cells
     from parvi.experiments import reproduce as reproduction
 
     keep_compiled()
-    console = Console()
+    console = Console(highlight=False)
     known = reproduction.EXPERIMENTS
     unknown = [name for name in names or [] if name not in known]
     if unknown:
@@ -180,7 +170,6 @@ def reproduce(
             console.print(
                 f"{experiment.name}: not run, because the data sets {', '.join(missing)} are "
                 f"missing; fetch them with: parvi data {' '.join(missing)}",
-                highlight=False,
                 soft_wrap=True,
             )
             continue
@@ -190,20 +179,13 @@ def reproduce(
             cells.make(experiment, results, setting)
     if chosen:
         reproduction.report(results, page, quick)
-        console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+        console.print(f"Page: {page}", soft_wrap=True)
     else:
-        table = Table(title=f"Cells in {results}", box=SIMPLE)
-        for column in ("name", "what", "cells", "needs"):
-            table.add_column(column)
+        table = Table("name", "what", "cells", "needs", title=f"Cells in {results}", box=SIMPLE)
         for experiment in known.values():
-            state = cells.progress(experiment, results, quick)
-            needs = ", ".join(
-                f"{name} (missing)" if name in state.missing else name
-                for name in experiment.datasets
-            )
-            table.add_row(
-                experiment.name, experiment.title, f"{state.done} of {state.total}", needs
-            )
+            done, total, missing = cells.progress(experiment, results, quick)
+            needs = [f"{n} (missing)" if n in missing else n for n in experiment.datasets]
+            table.add_row(experiment.name, experiment.title, f"{done} of {total}", ", ".join(needs))
         console.print(table)
     if failed:
         raise typer.Exit(1)

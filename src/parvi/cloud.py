@@ -18,6 +18,14 @@ LogDensity = Callable[[Float[Array, " d"]], Float[Array, ""]]
 BLOCK = 8192
 
 
+class Place(NamedTuple):
+    """The arrays of a cloud, which the loop carries; the scores are None if they are not held."""
+
+    particles: Float[Array, "n d"]
+    scores: Float[Array, "n d"] | None
+    log_densities: Float[Array, " n"] | None
+
+
 class AbstractCloud(eqx.Module):
     """All that a field or a sampler may know: particles, scores, and the log density itself.
 
@@ -31,18 +39,24 @@ class AbstractCloud(eqx.Module):
 
     @property
     @abc.abstractmethod
+    def place(self) -> Place:
+        """The arrays alone, without any lens."""
+
+    @property
     def is_held(self) -> bool:
         """Whether scores and log densities are kept, or recomputed whenever they are needed."""
+        return self.place.scores is not None
 
     @property
-    @abc.abstractmethod
     def shape(self) -> tuple[int, int]:
         """The pair (n, d)."""
+        num, dim = self.place.particles.shape
+        return num, dim
 
     @property
-    @abc.abstractmethod
     def dtype(self) -> Any:
         """The dtype of all arrays."""
+        return self.place.particles.dtype
 
     @abc.abstractmethod
     def mean(
@@ -79,13 +93,14 @@ class AbstractCloud(eqx.Module):
 
         return self.mean(not_finite) == 0
 
+    def hessian_product(self, x: Float[Array, " d"], v: Float[Array, " d"]) -> Float[Array, " d"]:
+        """(grad^2 log p) v at a point, by one forward-over-reverse pass."""
+        return jax.jvp(jax.grad(self.log_density), (x,), (v,))[1]
+
     def mean_hessian_product(self, vector: Float[Array, " d"]) -> Float[Array, " d"]:
-        """E[grad^2 log p] v over the particles: one forward-over-reverse pass, O(n d) memory."""
-
-        def product(x):
-            return jax.jvp(jax.grad(self.log_density), (x,), (vector,))[1]
-
-        return jnp.mean(jax.vmap(product)(self.particles), axis=0)
+        """E[grad^2 log p] v over the particles, in O(n d) memory."""
+        products = jax.vmap(lambda x: self.hessian_product(x, vector))(self.particles)
+        return jnp.mean(products, axis=0)
 
     def stein_ratio(self) -> Float[Array, ""]:
         """-E[(x - mean) . score] / d, which is 1 at the target and falls with a collapse.
@@ -96,14 +111,6 @@ class AbstractCloud(eqx.Module):
             return jnp.full((), jnp.nan, self.dtype)
         centred = self.particles - jnp.mean(self.particles, axis=0)
         return -jnp.mean(jnp.sum(centred * self.scores, axis=1)) / self.shape[1]
-
-
-class Place(NamedTuple):
-    """The arrays of a cloud, which the loop carries; the scores are None if they are not held."""
-
-    particles: Float[Array, "n d"]
-    scores: Float[Array, "n d"] | None
-    log_densities: Float[Array, " n"] | None
 
 
 class Cloud(AbstractCloud):
@@ -135,21 +142,8 @@ class Cloud(AbstractCloud):
         return cls(particles, None, None, log_density)
 
     @property
-    def place(self) -> Place:
-        """The arrays alone."""
+    def place(self):
         return Place(self.particles, self.scores, self.log_densities)
-
-    @property
-    def is_held(self):
-        return self.scores is not None
-
-    @property
-    def shape(self):
-        return self.particles.shape
-
-    @property
-    def dtype(self):
-        return self.particles.dtype
 
     def _block(self, place: Place) -> "Cloud":
         """A block with its scores, NaN where the log density is not finite."""
@@ -167,16 +161,14 @@ class Cloud(AbstractCloud):
         blocks = _Blocks(num, count)
 
         def one(i):
-            place = jax.tree_util.tree_map(lambda leaf: blocks.take(leaf, i), self.place)
+            place = jax.tree.map(lambda leaf: blocks.take(leaf, i), self.place)
             return function(self._block(place), blocks.weights(i, self.dtype))
 
         shapes = jax.eval_shape(one, jax.ShapeDtypeStruct((), jnp.int32))
-        zeros = jax.tree_util.tree_map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-
-        def body(i, total):
-            return jax.tree_util.tree_map(jnp.add, total, one(i))
-
-        return jax.lax.fori_loop(0, count, body, zeros)
+        zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        return jax.lax.fori_loop(
+            0, count, lambda i, sums: jax.tree.map(jnp.add, sums, one(i)), zeros
+        )
 
     def values(self, function, onto=None):
         num, dim = self.shape
@@ -198,8 +190,7 @@ class Cloud(AbstractCloud):
         if few == total:
             return self._block(self.place)
         rows = np.arange(few) * total // few
-        place = jax.tree_util.tree_map(lambda leaf: leaf[rows], self.place)
-        return self._block(place)
+        return self._block(jax.tree.map(lambda leaf: leaf[rows], self.place))
 
 
 def in_blocks(particles: Float[Array, "n d"], function: Callable) -> PyTree[Array]:
@@ -256,9 +247,9 @@ class _Blocks(NamedTuple):
 class AbstractLens(eqx.Module):
     """Shows a cloud in other coordinates, or with other scores."""
 
-    @abc.abstractmethod
     def particles(self, particles: Float[Array, "m d"]) -> Float[Array, "m d"]:
-        """The particles as seen through the lens."""
+        """The particles as seen through the lens; unchanged unless overridden."""
+        return particles
 
     @abc.abstractmethod
     def scores(
@@ -266,9 +257,9 @@ class AbstractLens(eqx.Module):
     ) -> Float[Array, "m d"]:
         """The scores as seen through the lens; ``particles`` are given without it."""
 
-    @abc.abstractmethod
     def log_density(self, log_density: LogDensity) -> LogDensity:
-        """The log density as a function of the particles as seen."""
+        """The log density as a function of the particles as seen; unchanged unless overridden."""
+        return log_density
 
 
 class View(AbstractCloud):
@@ -299,16 +290,8 @@ class View(AbstractCloud):
         return self.cloud.log_densities
 
     @property
-    def is_held(self):
-        return self.cloud.is_held
-
-    @property
-    def shape(self):
-        return self.cloud.shape
-
-    @property
-    def dtype(self):
-        return self.cloud.dtype
+    def place(self):
+        return self.cloud.place
 
     def mean(self, function):
         return self.cloud.mean(lambda block, weights: function(View(block, self.lens), weights))

@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jaxtyping import PyTree
 
 
 def numbers_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
@@ -15,17 +16,27 @@ def numbers_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
 
     The count is infinite if a loop has no known length.
     """
-    arrays, static = eqx.partition(log_density, eqx.is_array)
-    leaves, structure = jax.tree_util.tree_flatten(static)
+    static, arrays = separated(log_density)
     # jit remembers the trace, so a second run traces nothing.
-    return numbers(_value_and_score.trace((tuple(leaves), structure), arrays, one).jaxpr.jaxpr)
+    return numbers(_value_and_score.trace(static, arrays, one).jaxpr.jaxpr)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _value_and_score(static, arrays, x):
+    return jax.value_and_grad(together(static, arrays))(x)
+
+
+def separated(tree: PyTree) -> tuple[tuple, PyTree]:
+    """The parts of a tree that are not arrays, as a static argument of jit, and its arrays."""
+    arrays, static = eqx.partition(tree, eqx.is_array)
+    leaves, structure = jax.tree_util.tree_flatten(static)
+    return (tuple(leaves), structure), arrays
+
+
+def together(static: tuple, arrays: PyTree) -> Any:
+    """The tree that was ``separated``."""
     leaves, structure = static
-    log_density = eqx.combine(arrays, jax.tree_util.tree_unflatten(structure, leaves))
-    return jax.value_and_grad(log_density)(x)
+    return eqx.combine(arrays, jax.tree_util.tree_unflatten(structure, leaves))
 
 
 def numbers(jaxpr: Jaxpr, without: str = "") -> float:
@@ -71,7 +82,7 @@ def largest_array(jaxpr: Jaxpr, depends: list[bool] | None = None) -> int:
 
 def _inner(equation: Any) -> list[Jaxpr]:
     """The programs inside loops, branches and calls."""
-    return [sub for value in equation.params.values() for sub in _inside(value)]
+    return _inside(list(equation.params.values()))
 
 
 def _inside(value: Any) -> list[Jaxpr]:

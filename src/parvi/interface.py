@@ -142,6 +142,11 @@ def kl_rate(
     return -jnp.mean(gains(values, divergences, scores))
 
 
+def default_of(part: Any) -> Any:
+    """A field of a module that has this part as its default, for which None stands too."""
+    return eqx.field(default=part, converter=lambda given: part if given is None else given)
+
+
 class AbstractField(eqx.Module):
     """Estimates a velocity from a cloud."""
 
@@ -150,9 +155,9 @@ class AbstractField(eqx.Module):
         """Whether it uses scores only through ``cloud.mean``, so that they need not be kept."""
         return False
 
-    @abc.abstractmethod
     def init(self, key: Key[Array, ""], particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """The memory before the first fit."""
+        """The memory before the first fit: nothing unless overridden."""
+        return ()
 
     @abc.abstractmethod
     def fit(

@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -30,7 +30,7 @@ class AbstractRadialKernel(AbstractKernel):
     """k(x, y) = phi(|x - y|^2), with a bandwidth."""
 
     @abc.abstractmethod
-    def adapted(self, particles: Float[Array, "n d"], max_points: int | None) -> "AbstractKernel":
+    def adapted(self, particles: Float[Array, "n d"], max_points: int | None) -> Self:
         """The same kernel, with its bandwidth fixed at the value for these particles."""
 
     @abc.abstractmethod

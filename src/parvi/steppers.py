@@ -49,9 +49,9 @@ class AbstractStepper(eqx.Module):
         """Whether it moves along the velocity itself and uses scores only in ``cloud.mean``."""
         return False
 
-    @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """The memory before the first step."""
+        """The memory before the first step: nothing unless overridden."""
+        return ()
 
     @abc.abstractmethod
     def propose(
@@ -71,9 +71,6 @@ class Constant(AbstractStepper):
 
     step_size: Float[ArrayLike, ""] = 0.1
 
-    def init(self, particles):
-        return ()
-
     def propose(self, step, cloud, fit, memory):
         return _along(fit, self.step_size), memory
 
@@ -84,9 +81,6 @@ class Decaying(AbstractStepper):
     step_size: Float[ArrayLike, ""] = 0.1
     horizon: float = 100.0
     power: float = 0.5
-
-    def init(self, particles):
-        return ()
 
     def propose(self, step, cloud, fit, memory):
         time = step.astype(fit.values.dtype) / self.horizon
@@ -197,13 +191,10 @@ class TrustRegion(AbstractStepper):
 
     def propose(self, step, cloud, fit, memory):
         inner, radius, _ = memory
-        proposal, inner = self.stepper.propose(step, cloud, fit, inner)
-        length = proposal.factor * fit.velocity.length(cloud, proposal.direction)
-        factor = jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))
-        shortened = proposal._replace(
-            factor=factor * proposal.factor, step_size=factor * proposal.step_size
-        )
-        return shortened, (inner, radius, factor < 1)
+        (direction, whole, step_size), inner = self.stepper.propose(step, cloud, fit, inner)
+        length = whole * fit.velocity.length(cloud, direction)
+        share = jnp.minimum(1.0, radius / jnp.where(length > 0, length, 1.0))
+        return Proposal(direction, share * whole, share * step_size), (inner, radius, share < 1)
 
     def judge(self, before, after, fit, memory):
         inner, radius, limited = memory

@@ -49,21 +49,16 @@ class Dataset(NamedTuple):
     parse: Callable[[list[pathlib.Path]], Table]
 
 
-def _numbers(path, separator, header=None, **options) -> np.ndarray:
-    frame = pd.read_csv(path, sep=separator, header=header, **options)
-    return frame.to_numpy(np.float64)
+def _numbers(path, separator, header=None) -> np.ndarray:
+    return pd.read_csv(path, sep=separator, header=header).to_numpy(np.float64)
 
 
 def _sonar(paths):
     frame = pd.read_csv(paths[0], header=None)
-    return Table(frame.iloc[:, :60].to_numpy(np.float64), _is(frame.iloc[:, 60], "R", "M"))
-
-
-def _is(column, yes, no) -> np.ndarray:
-    values = set(column)
-    if values != {yes, no}:
-        raise ValueError(f"its labels are {sorted(values)}, expected {yes} and {no}")
-    return (column == yes).to_numpy(np.float64)
+    labels = frame.iloc[:, 60]
+    if set(labels) != {"R", "M"}:
+        raise ValueError(f"its labels are {sorted(set(labels))}, expected R and M")
+    return Table(frame.iloc[:, :60].to_numpy(np.float64), (labels == "R").to_numpy(np.float64))
 
 
 def _last(separator, header=None, label=None):
@@ -99,10 +94,7 @@ def _year(paths):
         (member,) = [name for name in archive.namelist() if name.endswith(".txt")]
         with archive.open(member) as handle:
             values = _numbers(handle, ",")
-    return Table(values[:, 1:], values[:, 0], num_train=_YEAR_TRAIN)
-
-
-_YEAR_TRAIN = 463_715
+    return Table(values[:, 1:], values[:, 0], num_train=463_715)
 
 
 def _mnist(paths):
@@ -123,121 +115,56 @@ def _idx(path, magic) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * num_axes).reshape(shape)
 
 
-def _uci(name, path, sha256, rows, columns, parse, licence="CC BY 4.0", content=None):
-    file = File(path.rsplit("/", 1)[-1], _UCI + path, sha256, content)
-    return Dataset(name, (file,), licence, rows, columns, parse)
+# Public projects have recorded these checksums of the publishers' files, and of the content of one.
+# No record was found for Year, so its rows are counted instead.
+_SHA256 = {
+    "sonar.all-data": "e90434cdbf00fcf93ffa911fe447ae25606979658e60f1d32e155c3b5240234d",
+    "australian.dat": "3abe5af151afa50b999a9ba21cbc884e80d80a4050b716cf88b34a2e6ecb731c",
+    "german.data-numeric": "2752b044394958ab6dd193a0b56ca0f0b3a2d8bc7cb8c008e35a5e84bbec02f8",
+    "covtype.data.gz": "614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
+    "in covtype.data.gz": "0a9371cef7c964b5475d6053cc3e0894a5aa6f65ad1ed3ecb01c45aa96217945",
+    "housing.data": "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a",
+    "Concrete_Data.xls": "710076c66b9ca3f8050e7942f3dcbdbe04013534daeb0077ffd3079a52d8e0c4",
+    "ENB2012_data.xlsx": "0089fcffc1415e41e2ff63730cca5280efe54fc43d722dfde1b0aaa808e35dc4",
+    "CASP.csv": "4277cfcb4e91a181746cbc654f001b57951c9e6a80f4f795fdb5c807e0848f40",
+    "winequality-red.csv": "4a402cf041b025d4566d954c3b9ba8635a3a8a01e039005d97d6a710278cf05e",
+    "winequality-white.csv": "76c3f809815c17c07212622f776311faeb31e87610d52c26d87d6e361b169836",
+}
+_MNIST_SHA256 = {
+    "train-images-idx3": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+}
 
 
-def _mnist_file(name, sha256):
+def _uci(name, path, rows, columns, parse, licence="CC BY 4.0"):
+    file = path.rsplit("/", 1)[-1]
+    entry = File(file, _UCI + path, _SHA256.get(file), _SHA256.get(f"in {file}"))
+    return Dataset(name, (entry,), licence, rows, columns, parse)
+
+
+def _mnist_file(stem, sha256):
+    name = f"{stem}-ubyte.gz"
     return File(name, _MNIST + name, sha256, mirror=_MNIST_MIRROR + name)
 
 
-# Public projects have recorded these checksums of the publishers' files. No record was found for
-# Year, so its rows are counted instead.
+_STATLIB = "none stated (StatLib)"
 _ENTRIES = (
-    _uci(
-        "sonar",
-        "undocumented/connectionist-bench/sonar/sonar.all-data",
-        "e90434cdbf00fcf93ffa911fe447ae25606979658e60f1d32e155c3b5240234d",
-        208,
-        60,
-        _sonar,
-    ),
-    _uci(
-        "australian",
-        "statlog/australian/australian.dat",
-        "3abe5af151afa50b999a9ba21cbc884e80d80a4050b716cf88b34a2e6ecb731c",
-        690,
-        14,
-        _last(" ", label=1),
-    ),
-    _uci(
-        "german",
-        "statlog/german/german.data-numeric",
-        "2752b044394958ab6dd193a0b56ca0f0b3a2d8bc7cb8c008e35a5e84bbec02f8",
-        1000,
-        24,
-        _last(r"\s+", label=1),
-    ),
-    _uci(
-        "covertype",
-        "covtype/covtype.data.gz",
-        "614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
-        581_012,
-        54,
-        _last(",", label=2),
-        content="0a9371cef7c964b5475d6053cc3e0894a5aa6f65ad1ed3ecb01c45aa96217945",
-    ),
-    _uci(
-        "boston",
-        "housing/housing.data",
-        "baadf72995725d76efe787b664e1f083388c79ba21ef9a7990d87f774184735a",
-        506,
-        13,
-        _last(r"\s+"),
-        licence="none stated (StatLib)",
-    ),
-    _uci(
-        "concrete",
-        "concrete/compressive/Concrete_Data.xls",
-        "710076c66b9ca3f8050e7942f3dcbdbe04013534daeb0077ffd3079a52d8e0c4",
-        1030,
-        8,
-        _excel(8, 8),
-    ),
-    _uci(
-        "energy",
-        "00242/ENB2012_data.xlsx",
-        "0089fcffc1415e41e2ff63730cca5280efe54fc43d722dfde1b0aaa808e35dc4",
-        768,
-        8,
-        _excel(8, 8),
-    ),
-    _uci(
-        "protein",
-        "00265/CASP.csv",
-        "4277cfcb4e91a181746cbc654f001b57951c9e6a80f4f795fdb5c807e0848f40",
-        45_730,
-        9,
-        _protein,
-    ),
-    _uci(
-        "wine-red",
-        "wine-quality/winequality-red.csv",
-        "4a402cf041b025d4566d954c3b9ba8635a3a8a01e039005d97d6a710278cf05e",
-        1599,
-        11,
-        _last(";", header=0),
-    ),
-    _uci(
-        "wine-white",
-        "wine-quality/winequality-white.csv",
-        "76c3f809815c17c07212622f776311faeb31e87610d52c26d87d6e361b169836",
-        4898,
-        11,
-        _last(";", header=0),
-    ),
-    _uci("year", "00203/YearPredictionMSD.txt.zip", None, 515_345, 90, _year),
+    _uci("sonar", "undocumented/connectionist-bench/sonar/sonar.all-data", 208, 60, _sonar),
+    _uci("australian", "statlog/australian/australian.dat", 690, 14, _last(" ", label=1)),
+    _uci("german", "statlog/german/german.data-numeric", 1000, 24, _last(r"\s+", label=1)),
+    _uci("covertype", "covtype/covtype.data.gz", 581_012, 54, _last(",", label=2)),
+    _uci("boston", "housing/housing.data", 506, 13, _last(r"\s+"), licence=_STATLIB),
+    _uci("concrete", "concrete/compressive/Concrete_Data.xls", 1030, 8, _excel(8, 8)),
+    _uci("energy", "00242/ENB2012_data.xlsx", 768, 8, _excel(8, 8)),
+    _uci("protein", "00265/CASP.csv", 45_730, 9, _protein),
+    _uci("wine-red", "wine-quality/winequality-red.csv", 1599, 11, _last(";", header=0)),
+    _uci("wine-white", "wine-quality/winequality-white.csv", 4898, 11, _last(";", header=0)),
+    _uci("year", "00203/YearPredictionMSD.txt.zip", 515_345, 90, _year),
     Dataset(
         "mnist",
-        (
-            _mnist_file(
-                "train-images-idx3-ubyte.gz",
-                "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            ),
-            _mnist_file(
-                "train-labels-idx1-ubyte.gz",
-                "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            ),
-            _mnist_file(
-                "t10k-images-idx3-ubyte.gz",
-                "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            ),
-            _mnist_file(
-                "t10k-labels-idx1-ubyte.gz",
-                "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            ),
-        ),
+        tuple(_mnist_file(*known) for known in _MNIST_SHA256.items()),
         "CC BY-SA 3.0 (as usually given)",
         70_000,
         784,

@@ -11,6 +11,7 @@ import pathlib
 import zipfile
 
 import numpy as np
+import platformdirs
 
 from parvi.experiments.data_sources import DATASETS, Dataset, File, Table
 
@@ -24,46 +25,33 @@ class DataError(Exception):
 def folder() -> pathlib.Path:
     """The folder in which data files are looked up and to which they are fetched."""
     chosen = os.environ.get(ENVIRONMENT)
-    if chosen:
-        return pathlib.Path(chosen)
-    try:
-        return _pooch().os_cache("parvi")
-    except ImportError:
-        return pathlib.Path.home() / ".cache" / "parvi"
+    return pathlib.Path(chosen) if chosen else platformdirs.user_cache_path("parvi")
 
 
 def load(name: str) -> Table:
     """Read a data set; raises ``DataError`` if it is missing or differs from the published one."""
     dataset = find(name)
     paths = [_verified(dataset, file) for file in dataset.files]
+    where, remedy = ", ".join(map(str, paths)), _remedy(dataset)
     try:
         table = dataset.parse(paths)
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, IndexError, KeyError) as error:
-        raise DataError(
-            f"{', '.join(map(str, paths))} cannot be read as {name}: {error}. {_remedy(dataset)}"
-        ) from error
+        raise DataError(f"{where} cannot be read as {name}: {error}. {remedy}") from error
     shape = (dataset.rows, dataset.columns)
     if table.features.shape != shape or table.targets.shape != shape[:1]:
+        rows, columns = table.features.shape
         raise DataError(
-            f"{', '.join(map(str, paths))} has {table.features.shape[0]} rows of "
-            f"{table.features.shape[1]} features, and {name} has {shape[0]} of {shape[1]}. "
-            f"{_remedy(dataset)}"
+            f"{where} has {rows} rows of {columns} features, and {name} has {shape[0]} of "
+            f"{shape[1]}. {remedy}"
         )
     if not (np.isfinite(table.features).all() and np.isfinite(table.targets).all()):
-        raise DataError(f"{name} has values that are not finite. {_remedy(dataset)}")
+        raise DataError(f"{name} has values that are not finite. {remedy}")
     return table
 
 
 def fetch(name: str, progress: bool = False) -> list[pathlib.Path]:
     """Download the missing files of a data set, check them, and return all paths."""
-    dataset = find(name)
-    paths = []
-    for file in dataset.files:
-        place = _place(file)
-        if place is None:
-            place = _download(dataset, file, progress)
-        paths.append(place)
-    return paths
+    return [_place(file) or _download(name, file, progress) for file in find(name).files]
 
 
 def is_there(name: str) -> bool:
@@ -90,23 +78,9 @@ def standard_splits(num_rows: int, count: int) -> list[tuple[np.ndarray, np.ndar
     return [(order[:cut], order[cut:]) for order in orders]
 
 
-def _pooch():
-    try:
-        import pooch
-    except ImportError as error:
-        raise ImportError(
-            f"Fetching data needs pooch: pip install 'parvi[data]'; or point {ENVIRONMENT} at a "
-            "folder that has the files."
-        ) from error
-    return pooch
-
-
 def _place(file: File) -> pathlib.Path | None:
-    root = folder()
-    for place in (root / file.name, root / "data" / file.name):
-        if place.is_file():
-            return place
-    return None
+    places = (folder() / file.name, folder() / "data" / file.name)
+    return next((place for place in places if place.is_file()), None)
 
 
 def _remedy(dataset: Dataset) -> str:
@@ -132,46 +106,44 @@ def _verified(dataset: Dataset, file: File) -> pathlib.Path:
 
 def _difference(file: File, place: pathlib.Path) -> str | None:
     """The difference between a file and the published one, or None."""
-    found = None
-    if file.sha256 is not None:
-        with place.open("rb") as handle:
-            found = hashlib.file_digest(handle, "sha256").hexdigest()
-        if found == file.sha256:
-            return None
-    if file.content is not None:
-        try:
-            with gzip.open(place, "rb") as handle:
-                found = hashlib.file_digest(handle, "sha256").hexdigest()
-        except (OSError, EOFError) as error:
-            return f"is not a complete gzip file ({error})"
-        if found == file.content:
-            return None
-        return f"holds data of sha256 {found}, expected {file.content}"
-    if file.sha256 is not None:
+    if file.sha256 is None and file.content is None:
+        return None
+    with place.open("rb") as handle:
+        found = hashlib.file_digest(handle, "sha256").hexdigest()
+    if found == file.sha256:
+        return None
+    if file.content is None:
         return f"has sha256 {found}, expected {file.sha256}"
-    return None
+    try:
+        with gzip.open(place, "rb") as handle:
+            found = hashlib.file_digest(handle, "sha256").hexdigest()
+    except (OSError, EOFError) as error:
+        return f"is not a complete gzip file ({error})"
+    if found == file.content:
+        return None
+    return f"holds data of sha256 {found}, expected {file.content}"
 
 
-def _download(dataset: Dataset, file: File, progress: bool) -> pathlib.Path:
+def _download(name: str, file: File, progress: bool) -> pathlib.Path:
+    try:
+        import pooch
+    except ImportError as error:
+        raise ImportError(
+            f"Fetching data needs pooch: pip install 'parvi[data]'; or point {ENVIRONMENT} at a "
+            "folder that has the files."
+        ) from error
     root = folder()
-    problems = []
-    for url in (file.url, file.mirror):
-        if url is not None:
-            try:
-                return _retrieve(file, url, root, progress)
-            except (ValueError, OSError) as error:
-                problems.append(f"{url}: {error}")
-    raise DataError(
-        f"{file.name} of {dataset.name} could not be fetched, and nothing was kept. "
-        f"{' '.join(problems)} Get it elsewhere and put it into {root}, or point {ENVIRONMENT} "
-        "at a folder that has it."
-    )
-
-
-def _retrieve(file, url, root, progress) -> pathlib.Path:
-    pooch = _pooch()
-    root.mkdir(parents=True, exist_ok=True)
     pooch.get_logger().setLevel("ERROR")
     known = None if file.sha256 is None else f"sha256:{file.sha256}"
-    path = pooch.retrieve(url, known, fname=file.name, path=root, progressbar=progress)
-    return pathlib.Path(path)
+    problems = []
+    for url in filter(None, (file.url, file.mirror)):
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path = pooch.retrieve(url, known, fname=file.name, path=root, progressbar=progress)
+            return pathlib.Path(path)
+        except (ValueError, OSError) as error:
+            problems.append(f"{url}: {error}")
+    raise DataError(
+        f"{file.name} of {name} could not be fetched, and nothing was kept. {' '.join(problems)} "
+        f"Get it elsewhere and put it into {root}, or point {ENVIRONMENT} at a folder that has it."
+    )

@@ -11,14 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from parvi import Result, Target, nuts, pfg, sample, svgd
 from parvi.models.logistic import logistic_regression
 from parvi.results.metrics import energy_distance, mean_distance
-from parvi.results.result import Result
-from parvi.samplers.default import pfg
-from parvi.samplers.nuts import nuts
-from parvi.samplers.ready import svgd
-from parvi.sampling import sample
-from parvi.targets.target import Target
 
 TRUTH = "NUTS (truth)"
 
@@ -73,11 +68,9 @@ def demonstrate(seed: int = 0, num_particles: int = 256, num_truth: int = 8000) 
     sets = [rng.choice(rest, num_particles, replace=False) for _ in range(_NUM_SETS)]
     independent = [quality(drawn, truth) for drawn in sets]
     qualities = {name: quality(runs[name].matrix(), truth) for name in ("PFG", "SVGD")}
-    qualities[f"{num_particles} i.i.d. draws"] = Quality(
-        mean_error=float(np.mean([q.mean_error for q in independent])),
-        worst_sd_ratio=float(np.median([q.worst_sd_ratio for q in independent])),
-        energy_ratio=float(np.mean([q.energy_ratio for q in independent])),
-    )
+    errors, ratios, energies = zip(*independent, strict=True)
+    averages = Quality(float(np.mean(errors)), float(np.median(ratios)), float(np.mean(energies)))
+    qualities[f"{num_particles} i.i.d. draws"] = averages
     return Demonstration(truth, runs, qualities)
 
 
@@ -101,15 +94,13 @@ def quality(particles: Float[np.ndarray, "n d"], truth: Float[np.ndarray, "m d"]
 
 def draw(demonstration: Demonstration, path: pathlib.Path) -> None:
     """Draw the particles over the truth in its two widest directions, and all sd ratios."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     truth = demonstration.truth
     directions = np.linalg.svd(truth - truth.mean(axis=0), full_matrices=False)[2][:2]
     projected = truth @ directions.T
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 4.2), layout="constrained")
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
     colours = {"PFG": "tab:blue", "SVGD": "tab:orange"}
     low, high = projected.min(axis=0), projected.max(axis=0)
     for axis, name in ((left, "PFG"), (middle, "SVGD")):
@@ -135,4 +126,3 @@ def draw(demonstration: Demonstration, path: pathlib.Path) -> None:
     right.set(title="Standard deviation over the truth's", xlabel="parameter", ylim=(0, 1.7))
     right.legend(loc="upper right")
     figure.savefig(path, dpi=120)
-    plt.close(figure)

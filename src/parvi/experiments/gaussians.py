@@ -16,13 +16,10 @@ from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
 from parvi.experiments.moments import exact_normal, moments_along
 from parvi.experiments.tables import chosen, footnote, markdown
-from parvi.fields.pfg.closed_form import Ridge
-from parvi.fields.pfg.descent import GradientDescent
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP, Linear
-from parvi.fields.pfg.preconditioners import Hessian, Identity
-from parvi.fields.svgd import SVGD
+from parvi.fields import PFG, SVGD, GradientDescent, Ridge
+from parvi.functions import MLP, Linear
 from parvi.kernels import RBF, LinearKernel
+from parvi.preconditioners import Hessian, Identity
 from parvi.results.metrics import gaussian_kl
 from parvi.samplers.flow import Flow
 from parvi.steppers import Constant
@@ -72,10 +69,8 @@ def _run(setting):
     mean, variances = map(np.array, _CASES[setting["case"]])
     field, step, num = _method(setting["method"])
     every = round(_HORIZON / _NUM_RECORDS / step)
-    target = gaussian(mean, np.diag(variances))
-    start = exact_normal(num, 2)
-    sampler = Flow(field, Constant(step))
-    out = moments_along(sampler, target, start, setting["records"], every)
+    target, sampler = gaussian(mean, np.diag(variances)), Flow(field, Constant(step))
+    out = moments_along(sampler, target, exact_normal(num, 2), setting["records"], every)
     # A flow that has overflowed has an infinite KL, as linear SVGD has far away.
     kl = [
         float(gaussian_kl(m, c, mean, np.diag(variances))) if _proper(m, c) else None
@@ -101,8 +96,8 @@ def _finite(value):
     return float(value) if np.isfinite(value) else None
 
 
-def _grid(low, high, num=15):
-    axis = np.linspace(low, high, num)
+def _grid(high):
+    axis = np.linspace(-high, high, 15)
     return np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
 
 
@@ -127,22 +122,22 @@ def _run_field(setting):
     name = setting["field"]
     if name in _CURL:
         matrix = np.outer([20.0, 20.0], [0.0, 10.0])
-        part = {
-            "whole": matrix,
-            "curl": (matrix - matrix.T) / 2,
-            "divergence": (matrix + matrix.T) / 2,
-        }[name]
-        points = _grid(-10, 10)
+        curl, divergence = (matrix - matrix.T) / 2, (matrix + matrix.T) / 2
+        part = {"whole": matrix, "curl": curl, "divergence": divergence}[name]
+        points = _grid(10)
         return {"points": points.tolist(), "vectors": (points @ part.T).tolist()}
     mean, variances = map(np.array, _CASES["d"])
-    points = _grid(-3, 3)
+    points = _grid(3)
     if name == "transport":
         # The map from N(0, I) is m* + S*^(1/2) x.
         vectors = mean + points * (np.sqrt(variances) - 1)
     else:
         field, _, num = _method(name)
-        vectors = _velocity(field, gaussian(mean, np.diag(variances)).full(), num, points)
-    return {"points": points.tolist(), "vectors": np.asarray(vectors).tolist()}
+        log_density = gaussian(mean, np.diag(variances)).full()
+        with jax.enable_x64(True):
+            start = jnp.asarray(exact_normal(num, 2))
+            vectors = np.asarray(_fitted(field, log_density, start, jnp.asarray(points)))
+    return {"points": points.tolist(), "vectors": vectors.tolist()}
 
 
 @eqx.filter_jit
@@ -150,24 +145,6 @@ def _fitted(field, log_density, particles, points):
     key = jax.random.key(0)
     fit = field.fit(key, Cloud.at(log_density, particles), field.init(key, particles))[0]
     return jax.vmap(fit.velocity)(points)
-
-
-def _velocity(field, log_density, num, points):
-    with jax.enable_x64(True):
-        start = jnp.asarray(exact_normal(num, 2))
-        return np.asarray(_fitted(field, log_density, start, jnp.asarray(points)))
-
-
-def _known(values):
-    """The values as an array, with NaN for None."""
-    return np.array(values, dtype=np.float64)
-
-
-def _arrows(ax, cell, title):
-    points, vectors = np.array(cell.result["points"]), np.array(cell.result["vectors"])
-    ax.quiver(*points.T, *vectors.T, angles="xy", width=0.006, color="tab:blue")
-    ax.set_title(title, fontsize=9)
-    ax.set_aspect("equal")
 
 
 def _field_page(cells, folder):
@@ -178,19 +155,21 @@ def _field_page(cells, folder):
             continue
         figure, axes = panels(1, len(found))
         for ax, cell in zip(axes[0], found, strict=True):
-            _arrows(ax, cell, names[cell.setting["field"]])
+            points, vectors = np.array(cell.result["points"]), np.array(cell.result["vectors"])
+            ax.quiver(*points.T, *vectors.T, angles="xy", width=0.006, color="tab:blue")
+            ax.set_title(names[cell.setting["field"]], fontsize=9)
+            ax.set_aspect("equal")
         text.append(save(figure, folder, label))
     by_name = {c.setting["field"]: np.array(c.result["vectors"]) for c in cells}
     rows = []
     if "transport" in by_name:
-        best = by_name["transport"]
-        for name in _FIELDS:
-            if name in by_name and name != "transport":
-                dots = np.sum(by_name[name] * best, axis=1)
-                lengths = np.linalg.norm(by_name[name], axis=1) * np.linalg.norm(best, axis=1)
-                cosines = dots / lengths
-                middle, whole = cosines[len(cosines) // 2], np.mean(cosines)
-                rows.append([_FIELDS[name], f"{middle:.3f}", f"{whole:.3f}"])
+        best = by_name.pop("transport")
+        for name in [name for name in _FIELDS if name in by_name]:
+            dots = np.sum(by_name[name] * best, axis=1)
+            lengths = np.linalg.norm(by_name[name], axis=1) * np.linalg.norm(best, axis=1)
+            cosines = dots / lengths
+            middle, whole = cosines[len(cosines) // 2], np.mean(cosines)
+            rows.append([_FIELDS[name], f"{middle:.3f}", f"{whole:.3f}"])
     intro = (
         "The figures show g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), and the "
         "Helmholtz parts of the term μ* μₜᵀ x of linear SVGD at μₜ = [0, 10]. The table gives the "
@@ -211,9 +190,9 @@ def _page(cells, folder):
         for cell in chosen(cells, case=case):
             name = cell.setting["method"]
             for row, number in enumerate(("mean_error", "kl")):
-                series = _known(cell.result[number])
-                ax = axes[row][column]
-                ax.semilogy(cell.result["times"], np.maximum(series, 1e-16), label=_NAMES[name])
+                # Where the flow has overflowed, the value is None and becomes NaN.
+                series = np.maximum(np.array(cell.result[number], float), 1e-16)
+                axes[row][column].semilogy(cell.result["times"], series, label=_NAMES[name])
         mean, variances = _CASES[case]
         axes[0][column].set_title(f"({case}) μ* = {mean}, Σ* = diag{variances}", fontsize=8)
         axes[1][column].set_xlabel("t")
@@ -252,17 +231,15 @@ def _draw_paths(cells, folder):
     angle = np.linspace(0, 2 * np.pi, 100)
     circle = np.column_stack([np.cos(angle), np.sin(angle)])
     for column, cell in enumerate(cells):
-        path = _known(cell.result["means"])
+        path = np.array(cell.result["means"], float)
         axes[0][column].plot(*path.T, ".-", markersize=2)
         axes[0][column].plot(*mean, "k+")
         axes[0][column].set_title(_NAMES[cell.setting["method"]], fontsize=9)
-        middle = len(path) // 2
         covariance = cell.result["covariance_at_5"]
-        target = mean + circle * np.sqrt(variances)
-        axes[1][column].plot(*target.T, "k--", linewidth=0.8)
+        axes[1][column].plot(*(mean + circle * np.sqrt(variances)).T, "k--", linewidth=0.8)
         if all(v is not None for row in covariance for v in row):
             values, vectors = np.linalg.eigh(np.array(covariance))
-            ring = path[middle] + circle * np.sqrt(np.maximum(values, 0)) @ vectors.T
+            ring = path[len(path) // 2] + circle * np.sqrt(np.maximum(values, 0)) @ vectors.T
             axes[1][column].plot(*ring.T)
         axes[1][column].set_aspect("equal")
     return save(figure, folder, "figure-2")

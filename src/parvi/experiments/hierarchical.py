@@ -9,83 +9,64 @@ uses the step size times 100 / rows, falling as t^-0.55. The default needs no st
 validation, and sees all training rows, at most 5000 per step.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import optax
 
+from parvi import Flow, pfg, sample, sgld
 from parvi.experiments import datasets
 from parvi.experiments.cells import Cell, Experiment, Setting
-from parvi.experiments.tables import (
-    chosen,
-    footnote,
-    markdown,
-    mean,
-    ordering,
-    published,
-    values,
-)
-from parvi.fields.pfg.descent import GradientDescent, MeanEigenvalue
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP
-from parvi.fields.pfg.preconditioners import FisherDiagonal, Hessian, Identity, Kronecker
-from parvi.fields.svgd import SVGD
+from parvi.experiments.tables import Score, footnote, markdown, ordering, versus
+from parvi.experiments.tuning import DEFAULT, STEP_SIZES, best, tuned_facts
+from parvi.fields import PFG, SVGD, GradientDescent, MeanEigenvalue
+from parvi.functions import MLP
+from parvi.interface import AbstractSampler
 from parvi.models.hierarchical import hierarchical_logistic_regression, logistic_predictive
-from parvi.samplers.default import pfg
-from parvi.samplers.flow import Flow
-from parvi.samplers.sgld import PolynomialDecay, sgld
-from parvi.sampling import sample
+from parvi.preconditioners import FisherDiagonal, Hessian, Identity, Kronecker
+from parvi.samplers.sgld import PolynomialDecay
 from parvi.steppers import Constant, Optax
 from parvi.stopping import exactly
 
 _SGD = optax.sgd(1e-2, momentum=0.9)
-_STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
 _ADAM = optax.adam(1.0, b1=0.0)
 _NUM_PARTICLES = 200
 _BATCH = 200
 _DEFAULT_BATCH = 5000
 # Covertype has 116 000 test rows, German 200.
 _NUM_SEEDS = {"german": 5, "covertype": 3}
-DEFAULT = "PFG (default)"
 
 
-def _preconditioner(name, dim):
-    return {
+def _sampler(name, steps, size, num_rows, dim):
+    if name == DEFAULT:
+        return pfg(max_steps=steps)
+    # The size is an array, so that a new value needs no new compilation.
+    size = np.float32(size)
+    if name == "SVGD":
+        return exactly(Flow(SVGD(), Optax(_ADAM, size)), steps)
+    if name == "SGLD":
+        # The curvature grows with the rows, and SGLD has no metric to divide by it.
+        falling = PolynomialDecay(np.float32(size * 100 / num_rows), offset=1.0)
+        return exactly(sgld(falling), steps)
+    preconditioner = {
         "PFG": FisherDiagonal(0.5),
         "Diagonal": FisherDiagonal(0.5),
         "Full Hessian": Hessian(),
         "K-FAC": Kronecker(((1, 1), (1, dim)), exponent=0.5),
         "w/o preconditioning": Identity(),
     }[name]
-
-
-def _sampler(name, size, dim, num_rows, steps):
-    if name == DEFAULT:
-        return pfg(max_steps=steps)
-    return exactly(_tunable(name, size, dim, num_rows), steps)
-
-
-def _tunable(name, size, dim, num_rows):
-    # The size is an array, so that a new value needs no new compilation.
-    size = np.float32(size)
-    if name == "SVGD":
-        return Flow(SVGD(), Optax(_ADAM, size))
-    if name == "SGLD":
-        # The curvature grows with the rows, and SGLD has no metric to divide by it.
-        return sgld(PolynomialDecay(np.float32(size * 100 / num_rows), offset=1.0))
     solver = GradientDescent(_SGD, num_steps=5, warm_up=100, unit=MeanEigenvalue())
-    return Flow(PFG(MLP(32), _preconditioner(name, dim), solver), Constant(size))
+    return exactly(Flow(PFG(MLP(32), preconditioner, solver), Constant(size)), steps)
 
 
 def _data(name, seed):
     """Training, validation and test rows, standardised by the training rows."""
     table = datasets.load(name)
     order = np.random.default_rng(seed).permutation(len(table.targets))
-    test, validation, train = np.split(
-        order, [len(order) // 5, len(order) // 5 + len(order) * 4 // 25]
-    )
-    centre = table.features[train].mean(axis=0)
-    scale = table.features[train].std(axis=0)
+    fifth = len(order) // 5
+    test, validation, train = np.split(order, [fifth, fifth + len(order) * 4 // 25])
+    centre, scale = table.features[train].mean(axis=0), table.features[train].std(axis=0)
     scaled = (table.features - centre) / np.where(scale > 0, scale, 1.0)
     features = np.column_stack([scaled, np.ones(len(scaled))]).astype(np.float32)
     return [(features[rows], table.targets[rows]) for rows in (train, validation, test)]
@@ -110,48 +91,45 @@ def _scores(run, data):
     return float(np.mean((p > 0.5) == (labels > 0))), float(nll)
 
 
-def tuned(setting: Setting, sizes: Sequence[float], prepare: Callable) -> dict:
+def tuned(
+    setting: Setting,
+    sizes: Sequence[float],
+    batch: int,
+    sampler: Callable[[float | None, int, int], AbstractSampler],
+) -> dict:
     """Scores on the test rows with the step size among ``sizes`` that is best in validation.
 
-    ``prepare(data)`` returns the function ``size -> run``. Without sizes nothing is tuned, and the
-    size is None.
+    ``sampler(size, rows, d)`` is run on mini-batches of ``batch`` rows, or all if there are fewer.
+    Without sizes nothing is tuned, and the size is None.
     """
-    train, validation, test = _data(setting["dataset"], setting["seed"])
-    fit = prepare(train)
+    seed = setting["seed"]
+    train, validation, test = _data(setting["dataset"], seed)
+
+    def fit_to(data):
+        features, labels = data
+        # All step sizes share one target, as another would need a new compilation.
+        target = hierarchical_logistic_regression(features, labels, min(batch, len(labels)))
+        particles = start(features.shape[1], seed)
+        return lambda size: sample(
+            target, particles, sampler=sampler(size, *features.shape), key=seed, throw=False
+        )
+
+    fit = fit_to(train)
     tried = {size: _scores(fit(size), validation)[1] for size in sizes}
-    size = min(tried, key=lambda s: tried[s]) if tried else None
+    size = best(tried)
     both = tuple(np.concatenate(parts) for parts in zip(train, validation, strict=True))
-    run = prepare(both)(size)
+    run = fit_to(both)(size)
     accuracy, nll = _scores(run, test)
-    return {
-        "accuracy": accuracy,
-        "nll": nll,
-        "step_size": size,
-        "validation_nll": {str(s): v if np.isfinite(v) else None for s, v in tried.items()},
-        "steps": run.num_steps,
-        "status": run.status.name,
-        "seconds": run.timing.seconds,
-    }
+    return {"accuracy": accuracy, "nll": nll, **tuned_facts(run, size, tried)}
 
 
 def run(setting: Setting) -> dict:
     """One method on one split."""
-    name, seed = setting["method"], setting["seed"]
-
-    def prepare(data):
-        features, labels = data
-        batch = min(_DEFAULT_BATCH if name == DEFAULT else _BATCH, len(labels))
-        # All step sizes share one target, as another would need a new compilation.
-        target = hierarchical_logistic_regression(features, labels, batch)
-        dim = features.shape[1]
-
-        def fit(size):
-            sampler = _sampler(name, size, dim, len(labels), setting["steps"])
-            return sample(target, start(dim, seed), sampler=sampler, key=seed, throw=False)
-
-        return fit
-
-    return tuned(setting, () if name == DEFAULT else _STEP_SIZES, prepare)
+    name = setting["method"]
+    sampler = functools.partial(_sampler, name, setting["steps"])
+    if name == DEFAULT:
+        return tuned(setting, (), _DEFAULT_BATCH, sampler)
+    return tuned(setting, STEP_SIZES, _BATCH, sampler)
 
 
 def _settings(quick):
@@ -176,35 +154,15 @@ def _metric_settings(quick):
     ]
 
 
-def table(cells: Sequence[Cell], name: str) -> str:
-    """The methods' scores beside the figures that the paper prints under this name."""
-    paper = published(name)
-    rows = []
-    for dataset in dict.fromkeys(cell.setting["dataset"] for cell in cells):
-        for method in dict.fromkeys(c.setting["method"] for c in chosen(cells, dataset=dataset)):
-            mine = chosen(cells, dataset=dataset, method=method)
-            printed = paper.get(dataset, {}).get(method)
-            sizes = {cell.result["step_size"] for cell in mine} - {None}
-            rows.append(
-                [
-                    dataset,
-                    method,
-                    mean([100 * v for v in values(mine, "accuracy")], 1),
-                    "" if printed is None else f"{printed[0]}",
-                    mean(values(mine, "nll"), 3),
-                    "" if printed is None else f"{printed[1]}",
-                    ", ".join(f"{size:g}" for size in sorted(sizes)) or "none",
-                    f"{np.median(values(mine, 'seconds')):.1f}",
-                ]
-            )
-    header = ["data", "method", "accuracy %", "paper's", "NLL", "paper's", "step sizes", "seconds"]
-    return markdown(header, rows) + "\n" + footnote(cells)
+_SCORES = (Score("accuracy", 1, scale=100), Score("nll", 3))
+_HEADER = ["data", "method", "accuracy %", "paper's", "NLL", "paper's", "step sizes", "seconds"]
 
 
-def orderings(cells: Sequence[Cell], ours: str = "PFG") -> str:
-    """The data sets on which a method is at or above all others."""
+def table(cells: Sequence[Cell], name: str, ours: str = "PFG") -> str:
+    """Scores beside those that the paper prints under ``name``, and where ``ours`` is best."""
+    found = markdown(_HEADER, versus(cells, name, _SCORES)) + "\n" + footnote(cells)
     parts = [ordering(cells, ours, "accuracy", True), ordering(cells, ours, "nll", False)]
-    return "\n" + "\n".join(parts)
+    return found + "\n" + "\n".join(parts)
 
 
 _PROTOCOL = (
@@ -218,7 +176,7 @@ _PROTOCOL = (
 
 
 def _page(cells, folder):
-    return _PROTOCOL + table(cells, "hierarchical") + orderings(cells)
+    return _PROTOCOL + table(cells, "hierarchical")
 
 
 def _metric_page(cells, folder):
@@ -228,7 +186,7 @@ def _metric_page(cells, folder):
         "With standardised features all four are within a standard error of each other, and the "
         "paper's gain is not seen.\n\n"
     )
-    return text + table(cells, "preconditioners") + orderings(cells, "Diagonal")
+    return text + table(cells, "preconditioners", ours="Diagonal")
 
 
 TABLE_1 = Experiment(

@@ -10,19 +10,15 @@ import functools
 import numpy as np
 import optax
 
+from parvi import Flow, grassmann_svgd, pfg, sample, svgd
 from parvi.experiments.cells import Experiment
-from parvi.experiments.tables import chosen, footnote, markdown, mean, published, values
-from parvi.fields.pfg.closed_form import Ridge
-from parvi.fields.pfg.descent import GradientDescent
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP, Linear
-from parvi.fields.pfg.preconditioners import Identity
+from parvi.experiments.tables import Score, crossed, distinct, footnote, markdown, published
+from parvi.experiments.tuning import DEFAULT, facts
+from parvi.fields import PFG, GradientDescent, Ridge
+from parvi.functions import MLP, Linear
 from parvi.kernels import LinearKernel
+from parvi.preconditioners import Identity
 from parvi.results.metrics import energy_distance, marginal_variance
-from parvi.samplers.default import pfg
-from parvi.samplers.flow import Flow
-from parvi.samplers.ready import grassmann_svgd, svgd
-from parvi.sampling import sample
 from parvi.steppers import Constant
 from parvi.stopping import exactly
 from parvi.targets.gaussian import gaussian
@@ -34,25 +30,20 @@ _NUM_TRUTH = 5000
 _DIMENSIONS = (20, 40, 60, 80, 100)
 _NUM_SEEDS = 10
 _SGD = optax.sgd(1e-3, momentum=0.9, nesterov=True)
-DEFAULT = "PFG (default)"
-
-
-def _network(step_size):
-    """Algorithm 1 as the paper runs it, with SGD 1e-3, Nesterov momentum 0.9 and H = I."""
-    solver = GradientDescent(_SGD, num_steps=10, warm_up=200)
-    return Flow(PFG(MLP(128), Identity(), solver), Constant(step_size))
 
 
 # These are built once, as a new optimiser would trigger a new compilation.
 @functools.cache
 def _samplers():
     linear = PFG(Linear(), Identity(), Ridge(1e-6))
+    # Algorithm 1 as the paper runs it, with SGD 1e-3, Nesterov momentum 0.9 and H = I.
+    network = PFG(MLP(128), Identity(), GradientDescent(_SGD, num_steps=10, warm_up=200))
     return {
         "SVGD": svgd(0.1),
         "SVGD (linear)": svgd(0.1, kernel=LinearKernel()),
         "GSVGD": grassmann_svgd(0.1),
         "PFG (linear)": Flow(linear, Constant(0.1)),
-        "PFG": _network(0.1),
+        "PFG": Flow(network, Constant(0.1)),
         DEFAULT: pfg(),
     }
 
@@ -66,19 +57,11 @@ def _run(setting, target, start):
 
 
 def _facts(run) -> dict:
-    return {
-        "steps": run.num_steps,
-        "status": run.status.name,
-        "seconds": run.timing.seconds,
-        "compile_seconds": run.timing.compile_seconds,
-    }
+    return {**facts(run), "compile_seconds": run.timing.compile_seconds}
 
 
-@functools.cache
-def _normal(dim):
-    return gaussian(np.zeros(dim), np.eye(dim))
-
-
+# One target serves all seeds, and so does its compiled program.
+_normal = functools.cache(lambda dim: gaussian(np.zeros(dim), np.eye(dim)))
 _four_modes = functools.cache(four_modes)
 
 
@@ -127,21 +110,8 @@ def _energy_settings(quick):
     return _grid(["SVGD"] if quick else ["SVGD", "GSVGD", "PFG", DEFAULT], quick)
 
 
-def _table(cells, number, digits, paper, scale=1.0):
-    dims = sorted({cell.setting["dim"] for cell in cells})
-    rows = []
-    for method in dict.fromkeys(cell.setting["method"] for cell in cells):
-        known = paper.get(method, {})
-        row = [method]
-        for dim in dims:
-            ours = [scale * v for v in values(chosen(cells, method=method, dim=dim), number)]
-            theirs = known.get(str(dim))
-            printed = "" if theirs is None else f" ({theirs})"
-            row.append(mean(ours, digits) + printed if ours else "")
-        seconds = values(chosen(cells, method=method), "seconds")
-        rows.append([*row, f"{np.median(seconds):.1f}"])
-    header = ["", *(f"d = {dim}" for dim in dims), "seconds"]
-    return markdown(header, rows) + "\n"
+def _table(cells, score, paper):
+    return crossed(cells, ("dim", "d"), score, paper) + "\n"
 
 
 def _variance_page(cells, folder):
@@ -149,7 +119,7 @@ def _variance_page(cells, folder):
         "The table gives the variance of N(0, I), averaged over the coordinates; 1 is right. The "
         "paper's figures are in brackets. Seconds are the median of a run, with compilation.\n\n"
     )
-    return text + _table(cells, "variance", 3, published("variance")) + footnote(cells)
+    return text + _table(cells, Score("variance", 3), published("variance")) + footnote(cells)
 
 
 def _energy_page(cells, folder):
@@ -166,16 +136,16 @@ def _energy_page(cells, folder):
     )
     return (
         text
-        + _table(cells, "energy", 2, published("energy"), scale=100)
+        + _table(cells, Score("energy", 2, scale=100), published("energy"))
         + _independent(cells)
         + weights
-        + _table(cells, "worst_weight", 3, {})
+        + _table(cells, Score("worst_weight", 3), {})
         + footnote(cells)
     )
 
 
 def _independent(cells):
-    dims = sorted({cell.setting["dim"] for cell in cells})
+    dims = sorted(distinct(cells, "dim"))
     row = []
     for dim in dims:
         truth = four_modes(dim).draw(np.random.default_rng(0), 2000)

@@ -19,37 +19,27 @@ import numpy as np
 import optax
 from jaxtyping import Float
 
+from parvi import Flow, Status, pfg
+from parvi.experiments import logistic_reference
 from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
-from parvi.experiments.logistic_reference import (
-    MEASURES,
-    NUM_PARTICLES,
-    log_joint,
-    reference,
-    rows_of,
-)
-from parvi.experiments.tables import chosen, footnote, markdown, mean, values
-from parvi.fields.pfg.descent import GradientDescent
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP
-from parvi.fields.pfg.preconditioners import FisherDiagonal, Identity
-from parvi.fields.svgd import SVGD
+from parvi.experiments.logistic_reference import MEASURES, NUM_PARTICLES, rows_of
+from parvi.experiments.tables import chosen, distinct, footnote, markdown, mean, median, step_sizes
+from parvi.experiments.tuning import DEFAULT, STEP_SIZES, best
+from parvi.fields import PFG, SVGD, GradientDescent
+from parvi.functions import MLP
 from parvi.models.hierarchical import logistic_predictive
 from parvi.models.logistic import logistic_regression
+from parvi.preconditioners import FisherDiagonal, Identity
 from parvi.run.compile.policy import CAREFUL
 from parvi.run.run import Run
 from parvi.run.threads import single_blas_thread
-from parvi.samplers.default import pfg
-from parvi.samplers.flow import Flow
-from parvi.status import Status
 from parvi.steppers import Optax
 from parvi.stopping import exactly
 from parvi.targets.precision import precision
 
-DEFAULT = "PFG (default)"
 _METHODS = ("SVGD", "PFG with H = I", "PFG with H^0.1", DEFAULT)
 _DATASETS = ("sonar", "australian")
-_STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
 _SGD = optax.sgd(1e-3, momentum=0.9, nesterov=True)
 _ADAM = optax.adam(1.0, b1=0.0)
 _NUM_LOOKS = 25
@@ -87,7 +77,7 @@ def _follow(name, size, target, steps, seed):
     start = np.random.default_rng(seed).normal(size=(NUM_PARTICLES, target.layout.dim))
     seconds = 0.0
     with precision(np.dtype(np.float32)), single_blas_thread():
-        log_joints = eqx.filter_jit(jax.vmap(log_joint(target)))
+        log_joints = eqx.filter_jit(jax.vmap(logistic_reference.log_joint(target)))
         began = time.perf_counter()
         sampler = _sampler(name, size, steps[-1])
         run = Run.begin(target, jnp.asarray(start, jnp.float32), sampler, seed, plan=CAREFUL)
@@ -115,11 +105,11 @@ def _validated(name, dataset, steps):
     """
     features, labels = rows_of(dataset)
     order = np.random.default_rng(0).permutation(len(labels))
-    total = dict.fromkeys(_STEP_SIZES, 0.0)
+    total = dict.fromkeys(STEP_SIZES, 0.0)
     for left_out in np.array_split(order, _NUM_FOLDS):
         train = np.setdiff1d(order, left_out)
         target = logistic_regression(features[train], labels[train])
-        for size in _STEP_SIZES:
+        for size in STEP_SIZES:
             end = _follow(name, size, target, [steps], 0)[0][-1]
             p = np.clip(logistic_predictive(end.particles, features[left_out]), 1e-12, 1 - 1e-12)
             total[size] -= np.sum(np.where(labels[left_out] > 0, np.log(p), np.log1p(-p)))
@@ -128,9 +118,9 @@ def _validated(name, dataset, steps):
 
 def _run(setting):
     name, steps = setting["method"], setting["steps"]
-    truth = reference(setting["dataset"], setting["draws"])
+    truth = logistic_reference.reference(setting["dataset"], setting["draws"])
     tried = {} if name == DEFAULT else _validated(name, setting["dataset"], steps)
-    size = min(tried, key=lambda s: tried[s], default=None)
+    size = best(tried)
     wanted = np.unique(np.geomspace(1, steps, _NUM_LOOKS).astype(int)).tolist()
     target = logistic_regression(*rows_of(setting["dataset"]))
     looks, status, seconds = _follow(name, size, target, wanted, setting["seed"])
@@ -173,13 +163,13 @@ def _line(results, measure):
 
 
 def _figure(cells, folder):
-    names = list(dict.fromkeys(cell.setting["dataset"] for cell in cells))
+    names = distinct(cells, "dataset")
     figure, axes = panels(len(names), len(_PANELS), size=3.2)
     for line, name in zip(axes, names, strict=True):
         here = chosen(cells, dataset=name)
         known = here[0].result["reference"]
         for ax, (measure, title) in zip(line, _PANELS.items(), strict=True):
-            for method in dict.fromkeys(cell.setting["method"] for cell in here):
+            for method in distinct(here, "method"):
                 colour = f"C{_METHODS.index(method)}"
                 x, y = _line([c.result for c in chosen(here, method=method)], measure)
                 ax.plot(x, y, label=method, color=colour)
@@ -200,23 +190,15 @@ def _figure(cells, folder):
 
 
 def _row(cells):
-    ends = {measure: [cell.result[measure][-1] for cell in cells] for measure in MEASURES}
-    sizes = sorted({cell.result["step_size"] for cell in cells} - {None})
-    return [
-        *(mean(ends[measure], _DIGITS[measure]) for measure in MEASURES),
-        ", ".join(f"{size:g}" for size in sizes) or "none",
-        f"{np.median(values(cells, 'steps')):.0f}",
-        f"{np.median(values(cells, 'seconds')):.1f}",
-    ]
+    ends = [mean([cell.result[m][-1] for cell in cells], _DIGITS[m]) for m in MEASURES]
+    return [*ends, step_sizes(cells), median(cells, "steps", 0), median(cells, "seconds")]
 
 
 def _best(cells, measure):
     """The best of the four step sizes by this measure itself, which needs the truth."""
     sign = 1 if measure in ("mean_error", "mmd") else -1
-    ends = {
-        size: [cell.result["ends"][size][measure] for cell in cells]
-        for size in cells[0].result["ends"]
-    }
+    tried = cells[0].result["ends"]
+    ends = {size: [cell.result["ends"][size][measure] for cell in cells] for size in tried}
     size = min(ends, key=lambda s: sign * np.mean(ends[s]))
     return mean(ends[size], _DIGITS[measure]) + ("" if size == "None" else f" ({float(size):g})")
 
@@ -240,9 +222,9 @@ _TEXT = (
 
 def _page(cells, folder):
     rows, best, facts = [], [], []
-    for name in dict.fromkeys(cell.setting["dataset"] for cell in cells):
+    for name in distinct(cells, "dataset"):
         here = chosen(cells, dataset=name)
-        for method in dict.fromkeys(cell.setting["method"] for cell in here):
+        for method in distinct(here, "method"):
             mine = chosen(here, method=method)
             rows.append([name, method, *_row(mine)])
             best.append([name, method, *(_best(mine, measure) for measure in MEASURES)])

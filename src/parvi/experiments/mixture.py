@@ -11,31 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from parvi import Flow, Target, langevin, pfg, sample
 from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
-from parvi.experiments.tables import chosen, footnote, markdown, mean, values
-from parvi.fields.pfg.descent import GradientDescent
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP
-from parvi.fields.pfg.preconditioners import Identity
-from parvi.fields.svgd import SVGD
+from parvi.experiments.tables import chosen, distinct, footnote, markdown, mean, median, values
+from parvi.experiments.tuning import DEFAULT, facts
+from parvi.fields import PFG, SVGD, GradientDescent
+from parvi.functions import MLP
+from parvi.preconditioners import Identity
 from parvi.results.metrics import energy_distance
-from parvi.samplers.default import pfg
-from parvi.samplers.flow import Flow
-from parvi.samplers.langevin import langevin
-from parvi.sampling import sample
 from parvi.steppers import Constant
 from parvi.stopping import exactly
 from parvi.targets.gaussian import gaussian
-from parvi.targets.target import Target
 
 _SGD = optax.sgd(1e-3, momentum=0.9, nesterov=True)
 _NUM_PARTICLES = 1000
 _NUM_STEPS = 2000
 _NUM_TRUTH = 10_000
 _SD = 0.1
-_DEFAULT = "PFG (default)"
-_METHODS = ("SVGD", "PFG", _DEFAULT, "Langevin")
+_METHODS = ("SVGD", "PFG", DEFAULT, "Langevin")
 
 
 def _clusters(seed):
@@ -56,7 +50,7 @@ def _draws(means, num, seed):
 
 
 def _sampler(name, num, steps):
-    if name == _DEFAULT:
+    if name == DEFAULT:
         return pfg()
     if name == "Langevin":
         return exactly(langevin(1e-4), steps)
@@ -90,37 +84,26 @@ def _run(setting):
         "independent": float(np.mean(np.linalg.norm(truth[::2] - truth[1::2], axis=1)) / num),
         "modes": int(np.sum(weights > 0.01)),
         "worst_weight": float(np.max(np.abs(weights - 0.1))),
-        "steps": run.num_steps,
-        "status": run.status.name,
-        "seconds": run.timing.seconds,
+        **facts(run),
         "particles": np.round(run.particles, 4).tolist(),
     }
 
 
 def _page(cells, folder):
     rows = []
-    for method in _METHODS:
+    for method in distinct(cells, "method"):
         mine = chosen(cells, method=method)
-        if mine:
-            rows.append(
-                [
-                    method,
-                    mean(values(mine, "energy"), 4),
-                    f"{min(values(mine, 'modes'))} to {max(values(mine, 'modes'))}",
-                    mean(values(mine, "worst_weight"), 3),
-                    f"{np.median(values(mine, 'steps')):.0f}",
-                    f"{np.median(values(mine, 'seconds')):.1f}",
-                ]
-            )
+        modes = f"{min(values(mine, 'modes'))} to {max(values(mine, 'modes'))}"
+        energy, worst = mean(values(mine, "energy"), 4), mean(values(mine, "worst_weight"), 3)
+        medians = [median(mine, "steps", 0), median(mine, "seconds")]
+        rows.append([method, energy, modes, worst, *medians])
     independent = mean(values(chosen(cells, method=_METHODS[0]), "independent"), 4)
     rows.append(["independent draws (expected)", independent, "10", "", "", ""])
     first = chosen(cells, seed=0)
     means = _clusters(0)
     truth = _draws(means, len(first[0].result["particles"]), 300)
-    clouds = {
-        "truth": truth,
-        **{c.setting["method"]: np.array(c.result["particles"]) for c in first},
-    }
+    clouds = {c.setting["method"]: np.array(c.result["particles"]) for c in first}
+    clouds = {"truth": truth, **clouds}
     figure, axes = panels(2, len(clouds))
     low, high = truth.min() - 0.5, truth.max() + 0.5
     for column, (name, points) in enumerate(clouds.items()):
@@ -149,14 +132,14 @@ def _seed_settings(quick):
     return [
         {"method": method, "seed": seed, "particles": 50}
         for seed in ((1,) if quick else (1, 2, 3))
-        for method in (_DEFAULT, "Langevin")
+        for method in (DEFAULT, "Langevin")
     ]
 
 
 def _run_seed(setting):
     seed, num = setting["seed"], setting["particles"]
     start = np.random.default_rng(seed).normal(size=(num, 2))
-    sampler = pfg() if setting["method"] == _DEFAULT else langevin(1e-2, max_steps=2000)
+    sampler = pfg() if setting["method"] == DEFAULT else langevin(1e-2, max_steps=2000)
     target = gaussian(np.zeros(2), np.eye(2))
     run = sample(target, start, sampler=sampler, key=seed, throw=False)
     truth = np.random.default_rng(1000).normal(size=(_NUM_TRUTH, 2))
@@ -170,8 +153,8 @@ def _run_seed(setting):
 
 
 def _seed_page(cells, folder):
-    seeds = sorted({cell.setting["seed"] for cell in cells})
-    methods = list(dict.fromkeys(cell.setting["method"] for cell in cells))
+    seeds = sorted(distinct(cells, "seed"))
+    methods = distinct(cells, "method")
     figure, axes = panels(len(methods), len(seeds))
     for row, method in enumerate(methods):
         for column, seed in enumerate(seeds):
@@ -181,14 +164,10 @@ def _seed_page(cells, folder):
             ax.set(xlim=(-3.5, 3.5), ylim=(-3.5, 3.5))
             ax.set_title(f"{method}, seed {seed}", fontsize=9)
     picture = save(figure, folder, "figure-8")
-    rows = [
-        [
-            method,
-            mean(values(chosen(cells, method=method), "mean_error"), 3),
-            mean(values(chosen(cells, method=method), "energy"), 4),
-        ]
-        for method in methods
-    ]
+    rows = []
+    for method in methods:
+        mine = chosen(cells, method=method)
+        rows.append([method, mean(values(mine, "mean_error"), 3), mean(values(mine, "energy"), 4)])
     text = (
         "The figure shows 50 particles of N(0, I) in two dimensions at three seeds. The paper "
         "shows only pictures.\n\n"

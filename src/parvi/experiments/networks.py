@@ -7,11 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from parvi.fields.framed import Standardised
-from parvi.fields.pfg.descent import GradientDescent, LargestEigenvalue
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP
+from parvi.fields import PFG, GradientDescent, LargestEigenvalue, Standardised
 from parvi.fields.pfg.preconditioners import AbstractPreconditioner
+from parvi.functions import MLP
 from parvi.interface import AbstractField
 from parvi.samplers.flow import Flow
 from parvi.steppers import Optax

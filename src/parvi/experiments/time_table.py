@@ -10,16 +10,16 @@ import time
 import jax.numpy as jnp
 import numpy as np
 
+from parvi import pfg_algorithm_1, svgd
 from parvi.experiments.cells import Experiment
 from parvi.experiments.logistic_reference import rows_of
-from parvi.experiments.tables import chosen, footnote, markdown, mean, published, values
-from parvi.fields.pfg.preconditioners import Identity
+from parvi.experiments.tables import Score, crossed, footnote, published
 from parvi.models.logistic import logistic_regression
+from parvi.preconditioners import Identity
 from parvi.run.compile.cache import nothing_from_disk
 from parvi.run.compile.policy import CAREFUL
 from parvi.run.run import Run
 from parvi.run.threads import single_blas_thread
-from parvi.samplers.ready import pfg_algorithm_1, svgd
 from parvi.status import Status
 from parvi.stopping import exactly
 from parvi.targets.precision import precision
@@ -69,25 +69,14 @@ def _run(setting):
 
 
 def _page(cells, folder):
-    paper = published("time")
-    counts = sorted({cell.setting["particles"] for cell in cells})
-    rows = []
-    for method in dict.fromkeys(cell.setting["method"] for cell in cells):
-        row = [method]
-        for n in counts:
-            ours = values(chosen(cells, method=method, particles=n), "seconds")
-            theirs = paper[method].get(str(n))
-            printed = "" if theirs is None else f" ({theirs:.2f})"
-            row.append(mean(ours, 2) + printed if ours else "")
-        compiling = values(chosen(cells, method=method), "compile_seconds")
-        rows.append([*row, f"{np.median(compiling):.1f}"])
+    score, last = Score("seconds", 2, printed=".2f"), ("compile_seconds", "compiling")
+    table = crossed(cells, ("particles", "n"), score, published("time"), last)
     text = (
         "The table gives the seconds for 1000 iterations on Sonar (61 weights), after compilation, "
         "on 2 CPU cores; the paper's, on a graphics card, are in brackets. The last column gives "
         "the seconds of compilation.\n\n"
     )
-    header = ["", *(f"n = {n}" for n in counts), "compiling"]
-    return text + markdown(header, rows) + "\n" + footnote(cells)
+    return text + table + "\n" + footnote(cells)
 
 
 TIME = Experiment("time", "Table 3: time against particles", _settings, _run, _page, ("sonar",))

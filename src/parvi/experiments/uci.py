@@ -15,32 +15,18 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from parvi import pfg, psgld, sample, sgld
 from parvi.experiments import datasets
 from parvi.experiments.cells import Experiment
 from parvi.experiments.networks import Falling, falling_adam, network_pfg
-from parvi.experiments.tables import (
-    chosen,
-    footnote,
-    markdown,
-    mean,
-    ordering,
-    published,
-    values,
-)
-from parvi.fields.matrix_svgd import MatrixSVGD, SharedPreconditioner
-from parvi.fields.pfg.preconditioners import FisherDiagonal, Identity, Kronecker
-from parvi.fields.sliced_svgd import SlicedSVGD
-from parvi.fields.svgd import SVGD
+from parvi.experiments.tables import Score, chosen, footnote, markdown, ordering, published, versus
+from parvi.experiments.tuning import DEFAULT, STEP_SIZES, best, tuned_facts
+from parvi.fields import SVGD, MatrixSVGD, SharedPreconditioner, SlicedSVGD
 from parvi.interface import AbstractField
 from parvi.models.neural_network import initial_networks, network_regression, regression_scores
-from parvi.samplers.default import pfg
-from parvi.samplers.psgld import psgld
-from parvi.samplers.sgld import sgld
-from parvi.sampling import sample
+from parvi.preconditioners import FisherDiagonal, Identity, Kronecker
 from parvi.stopping import exactly
 
-DEFAULT = "PFG (default)"
-_STEP_SIZES = (1e-1, 1e-2, 1e-3, 1e-4)
 _NUM_PARTICLES = 100
 _NUM_SPLITS = {"correct": 10, "paper": 3}
 _NUM_STEPS = {"correct": 1000, "paper": 4000}
@@ -51,7 +37,6 @@ _SLICED_SHARE = 4
 _DATASETS = ("boston", "concrete", "energy", "wine-red", "wine-white", "protein")
 _METHODS = ("SVGD", "SGLD", "M-SVGD", "pSGLD", "S-SVGD", "PFG w/o preconditioning", "PFG", DEFAULT)
 _METHODS_OF = {"correct": _METHODS, "paper": ("SVGD", "pSGLD", "PFG", DEFAULT)}
-_ALPHA = 0.5
 
 
 class Problem(NamedTuple):
@@ -83,25 +68,18 @@ def _split(table, number):
     return datasets.standard_splits(len(table.targets), number + 1)[number]
 
 
-def _hidden(dataset):
-    return 100 if dataset == "year" else 50
-
-
 def _sampler(method, size, problem, hidden, steps):
     if method == DEFAULT:
         return pfg(max_steps=steps)
-    return exactly(_tunable(method, size, problem, hidden, steps), steps)
-
-
-def _tunable(method, size, problem, hidden, steps):
     # The size is an array, so that a new value needs no new compilation.
     size = np.float32(size)
     rows = len(problem.targets)
     if method == "SGLD":
         # The curvature grows with the rows, and SGLD has no metric to divide by it.
-        return sgld(Falling(size * np.float32(3 / rows), steps))
+        return exactly(sgld(Falling(size * np.float32(3 / rows), steps)), steps)
     if method == "pSGLD":
-        return psgld(Falling(size / np.float32(rows), steps), num_rows=rows)
+        falling = Falling(size / np.float32(rows), steps)
+        return exactly(psgld(falling, num_rows=rows), steps)
     like = initial_networks(jax.random.key(0), 1, problem.features.shape[1], hidden)
     blocks = Kronecker.like({name: value[0] for name, value in like.items()})
     fields: dict[str, AbstractField] = {
@@ -109,42 +87,29 @@ def _tunable(method, size, problem, hidden, steps):
         "M-SVGD": MatrixSVGD(SharedPreconditioner(blocks)),
         "S-SVGD": SlicedSVGD(),
         "PFG w/o preconditioning": network_pfg(Identity()),
-        "PFG": network_pfg(FisherDiagonal(_ALPHA)),
+        "PFG": network_pfg(FisherDiagonal(0.5)),
     }
     return falling_adam(fields[method], size, steps)
 
 
 def _fit(setting, size, problem):
-    dataset, method = setting["dataset"], setting["method"]
-    batch = 1000 if dataset == "year" else 100
+    features, targets = problem[:2]
+    batch, hidden = (1000, 100) if setting["dataset"] == "year" else (100, 50)
     correct = setting["protocol"] == "correct"
-    hidden = _hidden(dataset)
-    target = network_regression(
-        problem.features,
-        problem.targets,
-        hidden,
-        batch,
-        # The paper's code has Gamma(1, 10), no Jacobian, and targets as they are.
-        rate=0.1 if correct else 10.0,
-        jacobian=correct,
-    )
+    # The paper's code has Gamma(1, 10), no Jacobian, and targets as they are.
+    rate = 0.1 if correct else 10.0
+    target = network_regression(features, targets, hidden, batch, rate=rate, jacobian=correct)
     key, start_key = jax.random.split(jax.random.key(setting["split"]))
-    start = initial_networks(start_key, _NUM_PARTICLES, problem.features.shape[1], hidden)
-    sampler = _sampler(method, size, problem, hidden, setting["steps"])
+    start = initial_networks(start_key, _NUM_PARTICLES, features.shape[1], hidden)
+    sampler = _sampler(setting["method"], size, problem, hidden, setting["steps"])
     return sample(target, start, sampler=sampler, key=key, throw=False)
 
 
 def _scores(run, problem, mixture):
     particles = {name: np.asarray(value, np.float32) for name, value in run.particles.items()}
+    features, targets, centre, scale = problem[2:]
     with np.errstate(over="ignore", invalid="ignore"):
-        return regression_scores(
-            particles,
-            problem.test_features,
-            problem.test_targets,
-            problem.centre,
-            problem.scale,
-            mixture,
-        )
+        return regression_scores(particles, features, targets, centre, scale, mixture)
 
 
 @functools.lru_cache
@@ -154,33 +119,23 @@ def _tuned(protocol, dataset, method, steps) -> dict[float, float]:
     train, _ = _split(table, 0)
     cut = len(train) * 4 // 5
     problem = _problem(table, (train[:cut], train[cut:]), protocol)
-    setting = {"protocol": protocol, "dataset": dataset, "method": method, "split": 0}
-    tried = {}
-    for size in _STEP_SIZES:
-        run = _fit(setting | {"steps": steps}, size, problem)
-        tried[size] = _scores(run, problem, protocol == "correct")[1]
-    return tried
+    setting = _setting(protocol, dataset, method, 0, steps)
+    return {
+        size: _scores(_fit(setting, size, problem), problem, protocol == "correct")[1]
+        for size in STEP_SIZES
+    }
 
 
 def _run(setting):
-    table = datasets.load(setting["dataset"])
-    tried, size = {}, None
-    if setting["method"] != DEFAULT:
-        names = ("protocol", "dataset", "method", "steps")
-        tried = _tuned(*(setting[name] for name in names))
-        size = max(tried, key=lambda s: tried[s] if np.isfinite(tried[s]) else -np.inf)
-    problem = _problem(table, _split(table, setting["split"]), setting["protocol"])
+    protocol, dataset, method, split, steps = setting.values()
+    table = datasets.load(dataset)
+    tried = {} if method == DEFAULT else _tuned(protocol, dataset, method, steps)
+    size = best({s: -value if np.isfinite(value) else np.inf for s, value in tried.items()})
+    problem = _problem(table, _split(table, split), protocol)
     run = _fit(setting, size, problem)
-    rmse, log_likelihood = _scores(run, problem, setting["protocol"] == "correct")
-    return {
-        "rmse": rmse,
-        "log_likelihood": log_likelihood,
-        "step_size": size,
-        "validation": {str(s): v if np.isfinite(v) else None for s, v in tried.items()},
-        "steps": run.num_steps,
-        "status": run.status.name,
-        "seconds": run.timing.seconds,
-    }
+    rmse, log_likelihood = _scores(run, problem, protocol == "correct")
+    scores = {"rmse": rmse, "log_likelihood": log_likelihood}
+    return scores | tuned_facts(run, size, tried, "validation")
 
 
 def _settings(quick):
@@ -205,48 +160,23 @@ def _steps(protocol, dataset, dear):
     return most // (_SLICED_SHARE if dear else 1)
 
 
-def _setting(protocol, dataset, method, split, steps):
-    return {
-        "protocol": protocol,
-        "dataset": dataset,
-        "method": method,
-        "split": split,
-        "steps": steps,
-    }
+def _setting(*values):
+    return dict(zip(("protocol", "dataset", "method", "split", "steps"), values, strict=True))
+
+
+_SCORES = (Score("rmse", 2, printed=".2f"), Score("log_likelihood", 2, printed=".2f"))
 
 
 def _table(cells):
-    paper = published("uci")
-    rows = []
-    for dataset in dict.fromkeys(cell.setting["dataset"] for cell in cells):
-        for method in _METHODS:
-            mine = chosen(cells, dataset=dataset, method=method)
-            if not mine:
-                continue
-            printed = paper.get(dataset, {}).get(method)
-            sizes = {cell.result["step_size"] for cell in mine} - {None}
-            rows.append(
-                [
-                    dataset,
-                    method,
-                    mean(values(mine, "rmse"), 2),
-                    "" if printed is None else f"{printed[0]:.2f}",
-                    mean(values(mine, "log_likelihood"), 2),
-                    "" if printed is None else f"{printed[1]:.2f}",
-                    ", ".join(f"{size:g}" for size in sorted(sizes)) or "none",
-                    f"{np.median(values(mine, 'seconds')):.1f}",
-                ]
-            )
+    rows = versus(cells, "uci", _SCORES, _METHODS)
     if not chosen(cells, dataset="year"):
-        for method, printed in paper["year"].items():
+        for method, printed in published("uci")["year"].items():
             numbers = ["not run here", f"{printed[0]:.2f}", "not run here", f"{printed[1]:.2f}"]
             rows.append(["year", method, *numbers, "", ""])
     header = ["data", "method", "RMSE", "paper's", "LL", "paper's", "step size", "seconds"]
-    lines = [
-        ordering(cells, "PFG", "rmse", larger=False),
-        ordering(cells, "PFG", "log_likelihood", larger=True),
-    ]
-    return markdown(header, rows) + "\n" + "\n".join(lines) + "\n" + footnote(cells)
+    rmse = ordering(cells, "PFG", "rmse", larger=False)
+    log_likelihood = ordering(cells, "PFG", "log_likelihood", larger=True)
+    return "\n".join([markdown(header, rows), rmse, log_likelihood, footnote(cells)])
 
 
 _PROTOCOLS = {

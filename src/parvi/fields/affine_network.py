@@ -1,10 +1,4 @@
-"""An affine map plus a two-layer network, which is initially affine.
-
-    f(x) = b + A x + W s(V x + c),      W = 0 at first
-
-The affine part alone is exact between Gaussians, so the network only has to learn what is not
-Gaussian. With W = 0 it starts as exactly the given affine map.
-"""
+"""An affine map plus a two-layer network, which is initially affine."""
 
 from collections.abc import Callable
 
@@ -17,8 +11,10 @@ from parvi.fields.pfg.functions import AbstractFunctions, Parameters
 class AffineNetwork(AbstractFunctions):
     """f(x) = b + A x + W s(V x + c), initially zero, with its exact divergence. O(n d (d + h)).
 
-    div f = tr A + sum_k s'(a_k) (V W)_kk with a = V x + c. The rows of V are drawn with length
-    about 1 and the thresholds c from N(0, 1), which suits standardised particles.
+    The affine part alone is exact between Gaussians, so the network only has to learn what is not
+    Gaussian. W = 0 at first, and div f = tr A + sum_k s'(a_k) (V W)_kk with a = V x + c. The rows
+    of V are drawn with length about 1 and the thresholds c from N(0, 1), which suits standardised
+    particles.
 
     Parameters
     ----------
@@ -34,12 +30,11 @@ class AffineNetwork(AbstractFunctions):
     def init(self, key, particles):
         dim, dtype = particles.shape[1], particles.dtype
         key_direction, key_offset = jax.random.split(key)
-        directions = jax.random.normal(key_direction, (self.width, dim), dtype) * dim**-0.5
         weights = {
             "shift": jnp.zeros(dim, dtype),
             "slope": jnp.zeros((dim, dim), dtype),
             "outputs": jnp.zeros((dim, self.width), dtype),
-            "directions": directions,
+            "directions": jax.random.normal(key_direction, (self.width, dim), dtype) * dim**-0.5,
             "offsets": jax.random.normal(key_offset, (self.width,), dtype),
         }
         return Parameters((), weights)

@@ -20,15 +20,9 @@ class Clip(AbstractLens):
 
     limit: Float[Array, ""]
 
-    def particles(self, particles):
-        return particles
-
     def scores(self, particles, scores):
         lengths = norms(scores)[:, None]
         return scores * jnp.minimum(1.0, self.limit / jnp.where(lengths > 0, lengths, 1.0))
-
-    def log_density(self, log_density):
-        return log_density
 
 
 class ClippedVelocity(AbstractVelocity):

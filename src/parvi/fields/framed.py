@@ -5,16 +5,13 @@ metric is L^T H L, so the whole fit can be done in z. If L L^T is the covariance
 the method is affine invariant and one learning rate fits every problem.
 """
 
+from typing import ClassVar
+
+import equinox as eqx
 import jax.numpy as jnp
 
 from parvi.cloud import View
-from parvi.geometry.frame import (
-    AbstractFrame,
-    DenseFrame,
-    DiagonalFrame,
-    InFrame,
-    tells_covariance,
-)
+from parvi.geometry.frame import AbstractFrame, DenseFrame, DiagonalFrame, InFrame, tells_covariance
 from parvi.interface import AbstractField, AbstractVelocity, Fit
 
 
@@ -57,7 +54,25 @@ class FramedVelocity(AbstractVelocity):
         return self.frame.stretch(self.inner.precondition(self.frame.pull(vector)))
 
 
-class Whitened(AbstractField):
+class AbstractFramed(AbstractField):
+    """Fits any field in a frame of the particles, from the class ``frames``."""
+
+    frames: eqx.AbstractClassVar[type[DenseFrame] | type[DiagonalFrame]]
+    field: AbstractField
+
+    @property
+    def asks_means_only(self):
+        return self.field.asks_means_only
+
+    def init(self, key, particles):
+        return self.field.init(key, self.frames.of(particles).enter(particles))
+
+    def fit(self, key, cloud, memory):
+        frame = self.frames.of(cloud.particles)
+        return fit_in(frame, self.field, key, cloud, memory, ruler=frame)
+
+
+class Whitened(AbstractFramed):
     """Fits any field in coordinates in which the particles have mean 0 and covariance I.
 
     The fit is affine invariant if the inner field does not depend on rotations (``Linear`` with
@@ -65,33 +80,13 @@ class Whitened(AbstractField):
     coordinates through the Cholesky factor. O(n d^2 + d^3).
     """
 
-    field: AbstractField
-
-    @property
-    def asks_means_only(self):
-        return self.field.asks_means_only
-
-    def init(self, key, particles):
-        return self.field.init(key, DenseFrame.of(particles).enter(particles))
-
-    def fit(self, key, cloud, memory):
-        return _fit_in(DenseFrame.of(cloud.particles), self.field, key, cloud, memory)
+    frames: ClassVar = DenseFrame
 
 
-class Standardised(AbstractField):
+class Standardised(AbstractFramed):
     """Fits any field in coordinates that each have mean 0 and variance 1. O(n d)."""
 
-    field: AbstractField
-
-    @property
-    def asks_means_only(self):
-        return self.field.asks_means_only
-
-    def init(self, key, particles):
-        return self.field.init(key, DiagonalFrame.of(particles).enter(particles))
-
-    def fit(self, key, cloud, memory):
-        return _fit_in(DiagonalFrame.of(cloud.particles), self.field, key, cloud, memory)
+    frames: ClassVar = DiagonalFrame
 
 
 class WhereTold(AbstractField):
@@ -122,9 +117,10 @@ class WhereTold(AbstractField):
         return self._chosen(cloud.particles).fit(key, cloud, memory)
 
 
-def _fit_in(frame, field, key, cloud, memory):
+def fit_in(frame, field, key, cloud, memory, ruler=None):
+    """Fit a field in a frame; the velocity measures displacements by the ruler."""
     inner, memory = field.fit(key, View(cloud, InFrame(frame)), memory)
-    velocity = FramedVelocity(frame, inner.velocity, ruler=frame)
+    velocity = FramedVelocity(frame, inner.velocity, ruler)
     # With very many particles, the values in the frame would be one more array of their size.
     values = frame.stretch(inner.values) if cloud.is_held else cloud.values(velocity.on)
     return Fit(velocity, values, inner.kl_rate, inner.extra), memory

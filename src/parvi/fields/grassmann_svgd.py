@@ -1,4 +1,4 @@
-"""Grassmann SVGD (Liu, Zhu, Ton, Wynne & Duncan 2022): SVGD on learned subspaces.
+"""Grassmann SVGD (Liu, Zhu, Ton, Wynne & Duncan, AISTATS 2022): SVGD on learned subspaces.
 
 For a projector A (d x k, orthonormal columns) the kernel sees A^T x and the velocity stays in
 the span of A,
@@ -35,14 +35,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parvi.fields.lines import velocities_on_lines
-from parvi.fields.svgd import SVGDVelocity
+from parvi.fields.svgd import MEDIAN_POINTS, SVGDVelocity
 from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
 from parvi.kernels import RBF, AbstractBandwidth, Fixed, Median
 
 # Default maximum of projectors. The authors' experiments have min(20, d // k).
 _MAX_PROJECTORS = 20
-# Maximum number of particles from which a median is taken, as in the blocked SVGD.
-_MEDIAN_POINTS = 512
 
 
 class GrassmannMemory(NamedTuple):
@@ -100,10 +98,6 @@ class GrassmannSVGD(AbstractField):
         keeps T constant.
     bandwidth
         Bandwidth of each projector's RBF kernel, from the projected particles.
-
-    References
-    ----------
-    Liu, Zhu, Ton, Wynne & Duncan (2022), Grassmann Stein variational gradient descent, AISTATS.
     """
 
     subspace_dim: int = 1
@@ -136,59 +130,48 @@ class GrassmannSVGD(AbstractField):
 
     def fit(self, key, cloud, memory):
         particles, scores, projectors = cloud.particles, cloud.scores, memory.projectors
-        squares = self._squares(projectors, particles)
+        on_lines = projectors.shape[2] == 1
+
+        def square(projector):
+            return self.bandwidth.of(particles @ projector, MEDIAN_POINTS)
+
+        # On lines a median needs no pairs, so all medians are computed at once.
+        squares = jax.vmap(square)(projectors) if on_lines else jax.lax.map(square, projectors)
         # The gradients treat the bandwidths as constants.
-        gradients_of = _gradients_on_lines if projectors.shape[2] == 1 else _gradients
+        gradients_of = _gradients_on_lines if on_lines else _gradients
         values, divergences, gradients = gradients_of(projectors, squares, particles, scores)
 
         magnitude = jnp.mean(jnp.max(jnp.abs(values), axis=1))
-        temperature = self._annealed(memory, magnitude)
-        moved = _moved(key, projectors, gradients, self.projector_step, temperature)
-        velocity = GrassmannVelocity(projectors, squares, particles, scores)
-        fit = Fit(
-            velocity, values, kl_rate(values, divergences, scores), {"temperature": temperature}
-        )
-        return fit, GrassmannMemory(moved, temperature, magnitude)
-
-    def _squares(self, projectors, particles):
-        def square(projector):
-            return self.bandwidth.of(particles @ projector, _MEDIAN_POINTS)
-
-        # On lines a median needs no pairs, so all medians are computed at once.
-        on_lines = projectors.shape[2] == 1
-        return jax.vmap(square)(projectors) if on_lines else jax.lax.map(square, projectors)
-
-    def _annealed(self, memory, magnitude):
-        tolerance = self.annealing_tolerance * memory.projectors.shape[0]
+        tolerance = self.annealing_tolerance * len(projectors)
         settled = jnp.abs(magnitude - memory.magnitude) < tolerance
         # Noise of unit size draws the subspaces afresh at each step. More noise would only send
         # each to its own complement and back.
         hottest = max(self.temperature, 0.5 / self.projector_step) if self.projector_step else 0.0
         hotter = jnp.minimum(10 * memory.temperature, hottest)
-        return jnp.where(settled, hotter, memory.temperature)
+        temperature = jnp.where(settled, hotter, memory.temperature)
+        moved = _moved(key, projectors, gradients, self.projector_step, temperature)
+        velocity = GrassmannVelocity(projectors, squares, particles, scores)
+        rate = kl_rate(values, divergences, scores)
+        fit = Fit(velocity, values, rate, {"temperature": temperature})
+        return fit, GrassmannMemory(moved, temperature, magnitude)
 
 
 def _projected(projector, square, particles, scores, points):
     """SVGD in the subspace: its velocity there, (n, k), and its divergences."""
-    kernel = RBF(Fixed(square))
-    inner = SVGDVelocity(particles @ projector, scores @ projector, kernel)
+    inner = SVGDVelocity(particles @ projector, scores @ projector, RBF(Fixed(square)))
     return inner.with_divergences(points @ projector)
-
-
-def _discrepancy(projector, square, particles, scores):
-    """alpha(A) = E[f_A . s + div f_A], the squared kernel Stein discrepancy in the subspace.
-
-    The velocity in the subspace and its divergences are returned with it.
-    """
-    values, divergences = _projected(projector, square, particles, scores, particles)
-    return -kl_rate(values, divergences, scores @ projector), (values, divergences)
 
 
 def _gradients(projectors, squares, particles, scores):
     """Velocity and divergences at the particles, and the gradient of each discrepancy."""
 
+    def discrepancy(projector, square):
+        # This is alpha(A), the squared kernel Stein discrepancy in the subspace.
+        values, divergences = _projected(projector, square, particles, scores, particles)
+        return -kl_rate(values, divergences, scores @ projector), (values, divergences)
+
     def one(projector_and_square):
-        return jax.grad(_discrepancy, has_aux=True)(*projector_and_square, particles, scores)
+        return jax.grad(discrepancy, has_aux=True)(*projector_and_square)
 
     gradients, (values, divergences) = jax.lax.map(one, (projectors, squares))
     total = jnp.einsum("mnk,mdk->nd", values, projectors)

@@ -18,27 +18,19 @@ from jaxtyping import Array, Float, PyTree
 
 from parvi.cloud import LogDensity
 from parvi.fields.icnn import ICNN
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
 
 
-class ICNNVelocity(AbstractVelocity):
+class ICNNVelocity(AbstractJointVelocity):
     """f(x) = grad psi(x) - x, whose unit step is the JKO step."""
 
     potential: ICNN
     weights: PyTree[Array]
 
-    def __call__(self, x):
-        return self.potential.map(self.weights, x) - x
-
-    def divergences(self, cloud):
-        return self._both(cloud)[1]
-
-    def _both(self, cloud):
-        moved, hessians = jax.vmap(self.potential.map_with_hessian, in_axes=(None, 0))(
-            self.weights, cloud.particles
-        )
-        divergences = jnp.trace(hessians, axis1=1, axis2=2) - cloud.particles.shape[1]
-        return moved - cloud.particles, divergences
+    def with_divergences(self, points):
+        mapped = jax.vmap(self.potential.map_with_hessian, in_axes=(None, 0))
+        moved, hessians = mapped(self.weights, points)
+        return moved - points, jnp.trace(hessians, axis1=1, axis2=2) - points.shape[1]
 
 
 class _Descent(NamedTuple):
@@ -87,13 +79,10 @@ class JKOICNN(AbstractField):
         if self.num_inner_steps < 1:
             raise ValueError(f"num_inner_steps must be at least 1, got {self.num_inner_steps}.")
 
-    def init(self, key, particles):
-        return ()
-
     def fit(self, key, cloud, memory):
         start = self.potential.init(key, cloud.particles.shape[1], cloud.particles.dtype)
         velocity = ICNNVelocity(self.potential, self._descend(start, cloud))
-        values, divergences = velocity._both(cloud)
+        values, divergences = velocity.with_divergences(cloud.particles)
         return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
 
     def objective(
@@ -117,30 +106,21 @@ class JKOICNN(AbstractField):
                 carry.weights, cloud.particles, cloud.log_density
             )
             better = value < carry.lowest
-            best = _where(better, carry.weights, carry.best)
+            best = jax.tree.map(lambda a, b: jnp.where(better, a, b), carry.weights, carry.best)
             lowest = jnp.where(better, value, carry.lowest).astype(dtype)
 
             updates, optimizer = self.optimizer.update(gradient, carry.optimizer, carry.weights)
             # Steps shrink to zero within a fit, since steps of constant length end in a circle.
             length = (carry.scale * (1 - number / self.num_inner_steps)).astype(dtype)
-            updates = jax.tree_util.tree_map(lambda leaf: length * leaf, updates)
+            updates = jax.tree.map(lambda leaf: length * leaf, updates)
             weights = self.potential.project(optax.apply_updates(carry.weights, updates))
 
             # If the density is not finite, return to the best map and halve the steps.
             finite = jnp.isfinite(value) & jnp.isfinite(optax.tree.norm(weights))
             went = _Descent(weights, optimizer, best, lowest, carry.scale)
             back = _Descent(best, self.optimizer.init(best), best, lowest, 0.5 * carry.scale)
-            return _where(finite, went, back)
+            return jax.tree.map(lambda a, b: jnp.where(finite, a, b), went, back)
 
-        carry = _Descent(
-            start,
-            self.optimizer.init(start),
-            start,
-            jnp.asarray(jnp.inf, dtype),
-            jnp.ones((), dtype),
-        )
+        worst, one = jnp.asarray(jnp.inf, dtype), jnp.ones((), dtype)
+        carry = _Descent(start, self.optimizer.init(start), start, worst, one)
         return jax.lax.fori_loop(0, self.num_inner_steps, body, carry).best
-
-
-def _where(condition, new, old):
-    return jax.tree_util.tree_map(lambda a, b: jnp.where(condition, a, b), new, old)

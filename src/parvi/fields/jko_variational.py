@@ -18,29 +18,20 @@ from jaxtyping import Array, Float, Key, PyTree
 from parvi.fields.affine_network import AffineNetwork
 from parvi.fields.pfg.functions import Parameters
 from parvi.geometry.frame import DenseFrame
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
 
 # Number of draws from mu per particle. They need no log density, and the mean of exp(g) is noisy.
 _DRAWS = 8
 
 
-class ResidualVelocity(AbstractVelocity):
+class ResidualVelocity(AbstractJointVelocity):
     """f(x) = T(x) - x, whose unit step is the JKO step."""
 
     displacement: AffineNetwork
     weights: PyTree[Array]
 
-    def __call__(self, x):
-        return self.displacement(Parameters((), self.weights), x)
-
-    def on(self, cloud):
-        return self.displacement.values(Parameters((), self.weights), cloud.particles)
-
-    def divergences(self, cloud):
-        return self._both(cloud)[1]
-
-    def _both(self, cloud):
-        return self.displacement.with_divergences(Parameters((), self.weights), cloud.particles)
+    def with_divergences(self, points):
+        return self.displacement.with_divergences(Parameters((), self.weights), points)
 
 
 class LogRatio(eqx.Module):
@@ -50,12 +41,10 @@ class LogRatio(eqx.Module):
 
     def init(self, key: Key[Array, ""], dim: int, dtype: jnp.dtype) -> PyTree[Array]:
         """Weights for standardised particles."""
-        directions, offsets = jnp.split(
-            jax.random.normal(key, (self.width, dim + 1), dtype), [dim], axis=1
-        )
+        draws = jax.random.normal(key, (self.width, dim + 1), dtype)
         return {
-            "directions": directions * dim**-0.5,
-            "offsets": offsets[:, 0],
+            "directions": draws[:, :dim] * dim**-0.5,
+            "offsets": draws[:, dim],
             "outputs": jnp.zeros(self.width, dtype),
             "shift": jnp.zeros((), dtype),
         }
@@ -142,7 +131,7 @@ class JKOVariational(AbstractField):
 
         end = jax.lax.fori_loop(0, self.num_inner_steps, body, carry)
         velocity = ResidualVelocity(network, end.safe)
-        values, divergences = velocity._both(cloud)
+        values, divergences = velocity.with_divergences(cloud.particles)
         fit = Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {})
         return fit, (end.dual, end.dual_optimizer)
 
@@ -181,7 +170,7 @@ class JKOVariational(AbstractField):
         value, gradient = jax.value_and_grad(map_loss)(carry.map)
         updates, optimizer = self.map_optimizer.update(gradient, carry.map_optimizer, carry.map)
         length = (carry.scale * rest).astype(particles.dtype)
-        updates = jax.tree_util.tree_map(lambda leaf: length * leaf, updates)
+        updates = jax.tree.map(lambda leaf: length * leaf, updates)
         new = optax.apply_updates(carry.map, updates)
 
         # If the density is not finite, return to the safe map and the old dual and halve the steps.
@@ -189,4 +178,4 @@ class JKOVariational(AbstractField):
         restart = self.map_optimizer.init(carry.safe)
         went = _Game(new, optimizer, carry.map, carry.scale, dual, dual_optimizer)
         back = carry._replace(map=carry.safe, map_optimizer=restart, scale=0.5 * carry.scale)
-        return jax.tree_util.tree_map(lambda a, b: jnp.where(finite, a, b), went, back)
+        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), went, back)

@@ -19,31 +19,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from parvi.fields.framed import FramedVelocity
-from parvi.fields.pfg.metric import (
-    AbstractMetric,
-    DenseMetric,
-    DiagonalMetric,
-    FramedMetric,
-    IdentityMetric,
-    KroneckerMetric,
-)
+from parvi.fields.framed import fit_in
+from parvi.fields.pfg.metric import AbstractMetric, FramedMetric
 from parvi.fields.pfg.preconditioners import (
     AbstractPreconditioner,
     Hessian,
     InverseCovariance,
     RegressedHessian,
 )
-from parvi.fields.svgd import SVGD
-from parvi.geometry.frame import AbstractFrame, FramedDensity
-from parvi.interface import AbstractField, AbstractJointVelocity, Cloud, Fit, kl_rate
-from parvi.kernels import (
-    RBF,
-    AbstractKernel,
-    AbstractRadialKernel,
-    Profile,
-    square_distances,
-)
+from parvi.fields.svgd import SVGD, radial_average
+from parvi.geometry.frame import AbstractFrame
+from parvi.interface import AbstractField, AbstractJointVelocity, Cloud, Fit, default_of, kl_rate
+from parvi.kernels import RBF, AbstractKernel, AbstractRadialKernel, Profile, square_distances
 
 
 class AbstractMatrixKernel(eqx.Module):
@@ -56,44 +43,6 @@ class AbstractMatrixKernel(eqx.Module):
     @abc.abstractmethod
     def fit(self, kernel: AbstractKernel, cloud: Cloud, memory: PyTree[Array]) -> tuple[Fit, Any]:
         """Fit a velocity; returns it with the new memory."""
-
-
-class MatrixSVGD(AbstractField):
-    """SVGD with a matrix-valued kernel.
-
-    Parameters
-    ----------
-    matrix_kernel
-        ``SharedPreconditioner`` or ``PreconditionerMixture``.
-    kernel
-        The scalar kernel k of distances in the preconditioner's norm. The default takes the median
-        of the same distances.
-    """
-
-    matrix_kernel: AbstractMatrixKernel
-    kernel: AbstractKernel
-
-    def __init__(
-        self,
-        matrix_kernel: AbstractMatrixKernel | None = None,
-        kernel: AbstractKernel | None = None,
-    ):
-        self.matrix_kernel = SharedPreconditioner() if matrix_kernel is None else matrix_kernel
-        self.kernel = RBF() if kernel is None else kernel
-
-    def __check_init__(self):
-        mixture = isinstance(self.matrix_kernel, PreconditionerMixture)
-        if mixture and not isinstance(self.kernel, AbstractRadialKernel):
-            raise ValueError(
-                f"PreconditionerMixture needs a radial kernel, got {type(self.kernel).__name__}; "
-                "use parvi.kernels.RBF() or parvi.kernels.IMQ(), or SharedPreconditioner."
-            )
-
-    def init(self, key, particles):
-        return self.matrix_kernel.init(particles)
-
-    def fit(self, key, cloud, memory):
-        return self.matrix_kernel.fit(self.kernel, cloud, memory)
 
 
 class SharedPreconditioner(AbstractMatrixKernel):
@@ -117,16 +66,9 @@ class SharedPreconditioner(AbstractMatrixKernel):
         metric, memory = self.preconditioner.update(cloud, memory)
         # A frame centred at zero makes a kernel that is not radial that of the paper, k(z, z').
         frame = frame_of(metric, jnp.zeros_like(cloud.particles[0]))
-        framed = Cloud(
-            frame.enter(cloud.particles),
-            frame.pull(cloud.scores),
-            cloud.log_densities,
-            FramedDensity(frame, cloud.log_density),
-        )
         # SVGD is deterministic and remembers nothing.
-        inner, _ = SVGD(kernel, self.block_size).fit(None, framed, ())
-        values = frame.stretch(inner.values)
-        return Fit(FramedVelocity(frame, inner.velocity), values, inner.kl_rate, {}), memory
+        fit, _ = fit_in(frame, SVGD(kernel, self.block_size), None, cloud, ())
+        return fit, memory
 
 
 class PreconditionerMixture(AbstractMatrixKernel):
@@ -159,20 +101,48 @@ class PreconditionerMixture(AbstractMatrixKernel):
         return jax.vmap(lambda x: self.preconditioner.init(x[None]))(self._anchors(particles))
 
     def fit(self, kernel, cloud, memory):
+        def metric(x, memory):
+            return self.preconditioner.update(Cloud.at(cloud.log_density, x[None]), memory)
+
         anchors = self._anchors(cloud.particles)
-        metrics, memory = jax.vmap(lambda x, m: self._metric(cloud, x, m))(anchors, memory)
+        metrics, memory = jax.vmap(metric)(anchors, memory)
         frames = jax.vmap(MetricFrame.of)(metrics, anchors)
         velocity = MixtureVelocity(cloud.particles, cloud.scores, frames, kernel)
         values, divergences = velocity.with_divergences(cloud.particles)
         return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
 
     def _anchors(self, particles):
-        if self.anchors is None:
-            return particles
-        return jnp.asarray(self.anchors, particles.dtype)
+        return particles if self.anchors is None else jnp.asarray(self.anchors, particles.dtype)
 
-    def _metric(self, cloud, x, memory):
-        return self.preconditioner.update(Cloud.at(cloud.log_density, x[None]), memory)
+
+class MatrixSVGD(AbstractField):
+    """SVGD with a matrix-valued kernel.
+
+    Parameters
+    ----------
+    matrix_kernel
+        ``SharedPreconditioner`` or ``PreconditionerMixture``.
+    kernel
+        The scalar kernel k of distances in the preconditioner's norm. The default takes the median
+        of the same distances.
+    """
+
+    matrix_kernel: AbstractMatrixKernel = default_of(SharedPreconditioner())
+    kernel: AbstractKernel = default_of(RBF())
+
+    def __check_init__(self):
+        mixture = isinstance(self.matrix_kernel, PreconditionerMixture)
+        if mixture and not isinstance(self.kernel, AbstractRadialKernel):
+            raise ValueError(
+                f"PreconditionerMixture needs a radial kernel, got {type(self.kernel).__name__}; "
+                "use parvi.kernels.RBF() or parvi.kernels.IMQ(), or SharedPreconditioner."
+            )
+
+    def init(self, key, particles):
+        return self.matrix_kernel.init(particles)
+
+    def fit(self, key, cloud, memory):
+        return self.matrix_kernel.fit(self.kernel, cloud, memory)
 
 
 class MixtureVelocity(AbstractJointVelocity):
@@ -192,10 +162,9 @@ class MixtureVelocity(AbstractJointVelocity):
             # grad log w_l = -Q_l (x - z_l) + sum_k w_k Q_k (x - z_k), both in frame l.
             z, y = frame.enter(points), frame.enter(self.particles)
             kernel = self.kernel.adapted(y, None)
-            assert isinstance(kernel, AbstractRadialKernel)
             steepness = frame.pull(here_mean) - z
             scores = frame.pull(self.scores + there_mean) - y
-            values, divergences = _weighted_radial(kernel, y, scores, particle_weight, z)
+            values, divergences = radial_average(kernel, y, scores, z, particle_weight)
             divergences = divergences + jnp.sum(steepness * values, axis=1)
             values = weight[:, None] * frame.stretch(values)
             return (total[0] + values, total[1] + weight * divergences), None
@@ -218,20 +187,6 @@ def _responsibilities(frames, points):
     return weights, jnp.einsum("mn,mnd->nd", weights, pulls)
 
 
-def _weighted_radial(kernel, particles, scores, weights, points):
-    """E_y[w(y) (k s + grad_y k)] and its divergence; see ``_radial`` of SVGD for the formulas."""
-    num, dim = particles.shape
-    square = square_distances(points, particles)
-    value, first, second = (weights * part for part in kernel.profile(square, dim))
-    total = jnp.sum(first, axis=1)
-    values = value @ scores + 2 * (first @ particles - points * total[:, None])
-    towards = jnp.sum(points * (first @ scores), axis=1)
-    along = first @ jnp.sum(particles * scores, axis=1)
-    curvature = jnp.sum(second * square, axis=1)
-    divergences = 2 * (towards - along) - 2 * dim * total - 4 * curvature
-    return values / num, divergences / num
-
-
 class MetricFrame(AbstractFrame):
     """Coordinates z = R (x - m), with R the symmetric root of a metric, which becomes I in them."""
 
@@ -242,20 +197,17 @@ class MetricFrame(AbstractFrame):
     @classmethod
     def of(cls, metric: AbstractMetric, mean: Float[Array, " d"]) -> "MetricFrame":
         """The frame of a metric, centred at ``mean``; ``log_determinant`` is that of R."""
-        root, log_determinant = _root(metric)
+        root, log_determinant = metric.root()
         return cls(mean, root, jnp.asarray(log_determinant, mean.dtype))
 
     def stretch(self, z):
         return self.root.solve(z)
 
-    def pull(self, s):
-        return self.root.solve(s)
-
     def shrink(self, dx):
         return self.root.apply(dx)
 
-    def push(self, s):
-        return self.root.apply(s)
+    # R is symmetric.
+    pull, push = stretch, shrink
 
 
 class ComposedFrame(AbstractFrame):
@@ -285,35 +237,6 @@ def frame_of(metric: AbstractMetric, mean: Float[Array, " d"]) -> AbstractFrame:
     return MetricFrame.of(metric, mean)
 
 
-def _root(metric):
-    """The symmetric square root, and its log determinant."""
-    if isinstance(metric, IdentityMetric):
-        return metric, 0.0
-    if isinstance(metric, DiagonalMetric):
-        return DiagonalMetric(jnp.sqrt(metric.diagonal)), 0.5 * jnp.sum(jnp.log(metric.diagonal))
-    if isinstance(metric, DenseMetric):
-        root = DenseMetric(jnp.sqrt(metric.values), metric.vectors)
-        return root, 0.5 * jnp.sum(jnp.log(metric.values))
-    if isinstance(metric, KroneckerMetric):
-        blocks: list[Any] = []
-        total = 0.0
-        for block in metric.blocks:
-            if isinstance(block, DiagonalMetric):
-                root, log_determinant = _root(block)
-                blocks.append(root)
-            else:
-                (left, left_log), (right, right_log) = _root(block[0]), _root(block[1])
-                blocks.append((left, right))
-                rows, columns = left.values.shape[0], right.values.shape[0]
-                log_determinant = columns * left_log + rows * right_log
-            total = total + log_determinant
-        return KroneckerMetric(metric.shapes, tuple(blocks)), total
-    raise ValueError(
-        f"The square root of a {type(metric).__name__} is not known; use a preconditioner whose "
-        "metric is diagonal, dense, framed or of Kronecker form."
-    )
-
-
 class UnitMean(AbstractRadialKernel):
     """A radial kernel divided by its mean over all pairs of particles.
 
@@ -334,7 +257,6 @@ class UnitMean(AbstractRadialKernel):
 
     def adapted(self, particles, max_points):
         kernel = self.kernel.adapted(particles, max_points)
-        assert isinstance(kernel, AbstractRadialKernel)
         num, dim = particles.shape
         if max_points is not None and num > max_points:
             particles = particles[jnp.linspace(0, num - 1, max_points).astype(int)]

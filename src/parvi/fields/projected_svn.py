@@ -96,14 +96,12 @@ class ProjectedSVN(AbstractField):
 
     def fit(self, key, cloud, memory):
         lift, drop, active = self._subspace(cloud)
-        dim = cloud.particles.shape[1]
-        origin = jnp.broadcast_to(jnp.asarray(self.prior_mean, lift.dtype), (dim,))
+        origin = jnp.broadcast_to(jnp.asarray(self.prior_mean, lift.dtype), cloud.shape[1:])
         coefficients = (cloud.particles - origin) @ drop.T
-        scores = cloud.scores @ lift.T
         curvatures = positive(-hessians_along(cloud, lift), self.svn.damping)
         # A direction that is left alone must not enter the others' system; 1 is the prior's value.
         curvatures = curvatures + jnp.diag(1.0 * ~active).astype(lift.dtype)
-        inner = self.svn.newton(coefficients, scores, curvatures, active)
+        inner = self.svn.newton(coefficients, cloud.scores @ lift.T, curvatures, active)
         velocity = ProjectedVelocity(origin, lift, drop, inner)
         values = velocity.on(cloud)
         rate = kl_rate(values, velocity.divergences(cloud), cloud.scores)

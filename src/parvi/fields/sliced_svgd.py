@@ -1,4 +1,4 @@
-"""Sliced SVGD (Gong, Li & Hernandez-Lobato 2021): one-dimensional kernels on learned directions.
+"""Sliced SVGD (Gong, Li & Hernandez-Lobato, ICLR 2021): kernels on learned directions.
 
 Each slice r of an orthonormal basis carries one component of the velocity, a function of the
 single number x . g_r for a unit test direction g_r,
@@ -7,7 +7,7 @@ single number x . g_r for a unit test direction g_r,
 
 with v = y . g_r and s = grad log p. A kernel of one variable does not lose the variance in high
 dimension. The directions are those in which the particles are worst, found by ascent of the sliced
-discrepancy
+kernelized Stein discrepancy
 
     D_r(g) = E_xy[ (s(x) . r)(s(y) . r) k + (r . g)((s(x) . r) dk/dv + (s(y) . r) dk/du)
                    + (r . g)^2 d2k/dudv ],    u = x . g, v = y . g,
@@ -30,11 +30,9 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from parvi.fields.lines import discrepancies_on_lines, squares_on_lines, velocities_on_lines
+from parvi.fields.svgd import MEDIAN_POINTS
 from parvi.interface import AbstractField, AbstractJointVelocity, Fit
 from parvi.kernels import AbstractBandwidth, Median
-
-# Maximum number of particles from which a median is taken, as in the blocked SVGD.
-_MEDIAN_POINTS = 512
 
 
 class SlicedMemory(NamedTuple):
@@ -57,13 +55,9 @@ class SlicedVelocity(AbstractJointVelocity):
     def with_divergences(self, points):
         centre = jnp.mean(self.particles, axis=0)
         cosines = _cosines(self.basis, self.directions)
-        values, slopes, _ = velocities_on_lines(
-            self.directions @ (points - centre).T,
-            self.directions @ (self.particles - centre).T,
-            _components(self.basis, self.scores),
-            self.squares,
-            cosines,
-        )
+        at, positions = (self.directions @ (x - centre).T for x in (points, self.particles))
+        components = _components(self.basis, self.scores)
+        values, slopes, _ = velocities_on_lines(at, positions, components, self.squares, cosines)
         # div h(x . g) r = (r . g) h'.
         return _assembled(self.basis, values), cosines @ slopes
 
@@ -82,10 +76,6 @@ class SlicedSVGD(AbstractField):
         The slices as the rows of an orthogonal matrix; None for the coordinate axes.
     bandwidth
         Bandwidth of each slice's RBF kernel, from the particles projected on its direction.
-
-    References
-    ----------
-    Gong, Li & Hernandez-Lobato (2021), Sliced kernelized Stein discrepancy, ICLR.
     """
 
     optimizer: optax.GradientTransformation = optax.adam(0.1, b1=0.5, b2=0.9)
@@ -111,7 +101,8 @@ class SlicedSVGD(AbstractField):
         basis = self._basis(particles)
         # Each direction starts at its slice, where the repulsion is strongest.
         directions = jnp.eye(dim, dtype=dtype) if basis is None else jax.vmap(_unit)(basis)
-        squares = self._squares(directions @ _centred(particles).T)
+        positions = directions @ _centred(particles).T
+        squares = squares_on_lines(self.bandwidth, positions, MEDIAN_POINTS)
         return SlicedMemory(directions, squares, self.optimizer.init(directions))
 
     def fit(self, key, cloud, memory):
@@ -125,7 +116,7 @@ class SlicedSVGD(AbstractField):
         directions = jax.vmap(_unit)(memory.directions + updates)
 
         positions = directions @ centred.T
-        squares = self._squares(positions)
+        squares = squares_on_lines(self.bandwidth, positions, MEDIAN_POINTS)
         cosines = _cosines(basis, directions)
         values, slopes, _ = discrepancies_on_lines(positions, components, squares, cosines)
         # The sum of the discrepancies is E[f . s + div f].
@@ -135,17 +126,12 @@ class SlicedSVGD(AbstractField):
         return fit, SlicedMemory(directions, squares, optimizer)
 
     def _basis(self, particles):
-        dim, dtype = particles.shape[1], particles.dtype
         if self.basis is None:
             return None
-        if self.basis.shape[0] != dim:
-            raise ValueError(
-                f"basis has {self.basis.shape[0]} slices, but the particles have {dim} dimensions."
-            )
-        return jnp.asarray(self.basis, dtype)
-
-    def _squares(self, positions):
-        return squares_on_lines(self.bandwidth, positions, _MEDIAN_POINTS)
+        slices, dim = self.basis.shape[0], particles.shape[1]
+        if slices != dim:
+            raise ValueError(f"basis has {slices} slices, but the particles have {dim} dimensions.")
+        return jnp.asarray(self.basis, particles.dtype)
 
 
 def _gradients(basis, directions, squares, centred, components):

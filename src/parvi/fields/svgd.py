@@ -11,16 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parvi.interface import AbstractField, AbstractJointVelocity, Fit, kl_rate
-from parvi.kernels import (
-    RBF,
-    AbstractKernel,
-    AbstractRadialKernel,
-    LinearKernel,
-    square_distances,
-)
+from parvi.kernels import RBF, AbstractKernel, AbstractRadialKernel, LinearKernel, square_distances
 
 # Number of points from which a blocked run takes its median: 130 000 pairs give it to about 0.5 %.
-_MEDIAN_POINTS = 512
+MEDIAN_POINTS = 512
 
 
 class SVGDVelocity(AbstractJointVelocity):
@@ -32,7 +26,7 @@ class SVGDVelocity(AbstractJointVelocity):
 
     def with_divergences(self, points):
         if isinstance(self.kernel, AbstractRadialKernel):
-            return _radial(self.kernel, self.particles, self.scores, points)
+            return radial_average(self.kernel, self.particles, self.scores, points)
         if isinstance(self.kernel, LinearKernel):
             return _linear(self.kernel, self.particles, self.scores, points)
         return _generic(self.kernel, self.particles, self.scores, points)
@@ -60,20 +54,16 @@ class SVGD(AbstractField):
         if self.block_size is not None and self.block_size < 1:
             raise ValueError(f"block_size must be at least 1, got {self.block_size}.")
 
-    def init(self, key, particles):
-        return ()
-
     def fit(self, key, cloud, memory):
-        kernel = self.kernel
+        kernel, particles, scores = self.kernel, cloud.particles, cloud.scores
         if isinstance(kernel, AbstractRadialKernel):
-            max_points = None if self.block_size is None else _MEDIAN_POINTS
-            kernel = kernel.adapted(cloud.particles, max_points)
-        velocity = SVGDVelocity(cloud.particles, cloud.scores, kernel)
+            kernel = kernel.adapted(particles, None if self.block_size is None else MEDIAN_POINTS)
+        velocity = SVGDVelocity(particles, scores, kernel)
         if self.block_size is None:
-            values, divergences = velocity.with_divergences(cloud.particles)
+            values, divergences = velocity.with_divergences(particles)
         else:
-            values, divergences = _in_blocks(velocity, cloud.particles, self.block_size)
-        return Fit(velocity, values, kl_rate(values, divergences, cloud.scores), {}), memory
+            values, divergences = _in_blocks(velocity, particles, self.block_size)
+        return Fit(velocity, values, kl_rate(values, divergences, scores), {}), memory
 
 
 def _in_blocks(velocity, points, block_size):
@@ -86,11 +76,15 @@ def _in_blocks(velocity, points, block_size):
     return values.reshape(-1, dim)[:num], divergences.reshape(-1)[:num]
 
 
-def _radial(kernel, particles, scores, points):
-    """For k = phi(r^2): grad_y k = 2 phi' (y - x), div_x grad_y k = -2 d phi' - 4 r^2 phi''."""
+def radial_average(kernel, particles, scores, points, weights=None):
+    """E_y[w(y) (k s + grad_y k)] at the points, and its divergence; w = 1 without weights.
+
+    For k = phi(r^2): grad_y k = 2 phi' (y - x), div_x grad_y k = -2 d phi' - 4 r^2 phi''.
+    """
     num, dim = particles.shape
     square = square_distances(points, particles)
-    value, first, second = kernel.profile(square, dim)
+    profile = kernel.profile(square, dim)
+    value, first, second = profile if weights is None else (weights * part for part in profile)
     total = jnp.sum(first, axis=1)
     values = value @ scores + 2 * (first @ particles - points * total[:, None])
 

@@ -21,11 +21,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from parvi.cloud import Cloud
 from parvi.fields.framed import FramedVelocity
 from parvi.fields.matrix_svgd import MetricFrame
 from parvi.fields.pfg.metric import DenseMetric
-from parvi.geometry.frame import AbstractFrame
-from parvi.interface import AbstractField, AbstractVelocity, Cloud, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractJointVelocity, AbstractVelocity, Fit, kl_rate
 from parvi.kernels import RBF, AbstractBandwidth, AbstractRadialKernel
 
 
@@ -116,19 +116,13 @@ class FullSystem(AbstractSystem):
         return KernelSum(x, coefficients, kernel)
 
 
-class BlockVelocity(AbstractVelocity):
+class BlockVelocity(AbstractJointVelocity):
     """f(x) = h(x, x)^-1 phi(x). O(m n d^2 + m d^3) at m points, with divergences."""
 
     curved: Curved
 
-    def __call__(self, x):
-        return self._at(x)[0]
-
-    def on(self, cloud):
-        return jax.vmap(self._at)(cloud.particles)[0]
-
-    def divergences(self, cloud):
-        return jax.vmap(self._at)(cloud.particles)[1]
+    def with_divergences(self, points):
+        return jax.vmap(self._at)(points)
 
     def _at(self, x):
         particles, scores = self.curved.particles, self.curved.scores
@@ -146,9 +140,8 @@ class BlockVelocity(AbstractVelocity):
         # grad_x k = -g and grad_x g = -W, W = 2 phi' I + 4 phi'' t t^T, g = 2 phi' t, t = y - x.
         bent = self.curved.curvatures @ velocity
         along = gradients @ velocity
-        pushed = (
-            2 * first[:, None] * velocity + 4 * (second * (towards @ velocity))[:, None] * towards
-        )
+        pushed = 2 * first[:, None] * velocity
+        pushed = pushed + 4 * (second * (towards @ velocity))[:, None] * towards
         slope = (2 * value[:, None] * bent - scores).T @ gradients + gradients.T @ pushed
         slope = slope - 2 * jnp.sum((1 - along) * first) * jnp.eye(dim, dtype=x.dtype)
         slope = slope - 4 * (towards.T * ((1 - along) * second)) @ towards
@@ -156,18 +149,15 @@ class BlockVelocity(AbstractVelocity):
         return velocity, jnp.sum(jnp.diagonal(solved) * self.curved.active)
 
 
-class KernelSum(AbstractVelocity):
+class KernelSum(AbstractJointVelocity):
     """f(x) = sum_k a_k k(x, x_k), with its divergence sum_k a_k . grad k. O(n d) at a point."""
 
     centres: Float[Array, "n d"]
     coefficients: Float[Array, "n d"]
     kernel: AbstractRadialKernel
 
-    def __call__(self, x):
-        return self._at(x)[0]
-
-    def divergences(self, cloud):
-        return jax.vmap(self._at)(cloud.particles)[1]
+    def with_divergences(self, points):
+        return jax.vmap(self._at)(points)
 
     def _at(self, x):
         away = x - self.centres
@@ -205,13 +195,10 @@ class SVN(AbstractField):
         if not 0 < self.damping <= 1:
             raise ValueError(f"damping must be above 0 and at most 1, got {self.damping}.")
 
-    def init(self, key, particles):
-        return ()
-
     def fit(self, key, cloud, memory):
         basis = jnp.eye(cloud.particles.shape[1], dtype=cloud.particles.dtype)
         curvatures = positive(-hessians_along(cloud, basis), self.damping)
-        active = jnp.ones(basis.shape[0], bool)
+        active = jnp.ones(len(basis), bool)
         velocity = self.newton(cloud.particles, cloud.scores, curvatures, active)
         values = velocity.on(cloud)
         rate = kl_rate(values, velocity.divergences(cloud), cloud.scores)
@@ -229,9 +216,10 @@ class SVN(AbstractField):
         frame = MetricFrame.of(DenseMetric(values, vectors), jnp.mean(particles, axis=0))
         # Inactive coordinates must stay zero in spite of rounding in the frame.
         z = frame.enter(particles) * active
+        # L^T A L.
+        framed = frame.pull(jnp.swapaxes(frame.pull(curvatures), -1, -2))
         kernel = self.kernel.adapted(z, None)
-        assert isinstance(kernel, AbstractRadialKernel)
-        curved = Curved(z, frame.pull(scores) * active, _framed(frame, curvatures), active, kernel)
+        curved = Curved(z, frame.pull(scores) * active, framed, active, kernel)
         return FramedVelocity(frame, self.system.solve(curved))
 
 
@@ -239,10 +227,7 @@ def hessians_along(cloud: Cloud, basis: Float[Array, "r d"]) -> Float[Array, "n 
     """B (grad^2 log p) B^T at every particle, one row of B at a time."""
 
     def column(vector):
-        def one(x):
-            return basis @ jax.jvp(jax.grad(cloud.log_density), (x,), (vector,))[1]
-
-        return jax.vmap(one)(cloud.particles)
+        return jax.vmap(lambda x: basis @ cloud.hessian_product(x, vector))(cloud.particles)
 
     return jnp.swapaxes(jax.lax.map(column, basis), 0, 1)
 
@@ -254,9 +239,3 @@ def positive(matrices: Float[Array, "n d d"], damping: float) -> Float[Array, "n
     smallest = damping * jnp.max(values, axis=-1, keepdims=True)
     values = jnp.maximum(values, jnp.maximum(smallest, jnp.finfo(values.dtype).tiny))
     return jnp.einsum("nab,nb,ncb->nac", vectors, values, vectors)
-
-
-def _framed(frame: AbstractFrame, matrices):
-    """L^T A L."""
-    half = frame.pull(matrices)
-    return frame.pull(jnp.swapaxes(half, -1, -2))

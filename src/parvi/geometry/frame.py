@@ -58,14 +58,11 @@ class DiagonalFrame(AbstractFrame):
     def stretch(self, z):
         return z * self.scale
 
-    def pull(self, s):
-        return s * self.scale
-
     def shrink(self, dx):
         return dx / self.scale
 
-    def push(self, s):
-        return s / self.scale
+    # L is symmetric.
+    pull, push = stretch, shrink
 
 
 class DenseFrame(AbstractFrame):

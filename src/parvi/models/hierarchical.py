@@ -36,7 +36,6 @@ def hierarchical_logistic_regression(
         Shape and rate of the Gamma prior of alpha.
     """
     signed = signed_features(features, labels)
-
     return MiniBatch(
         _log_prior(shape, rate),
         _log_likelihood,

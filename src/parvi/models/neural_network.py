@@ -70,10 +70,8 @@ def network_regression(
             f"Expected features of shape (rows, d) and targets of shape (rows,), got "
             f"{features.shape} and {targets.shape}."
         )
-    power = shape if jacobian else shape - 1
-    log_prior = _regression_prior(power, rate)
     return MiniBatch(
-        log_prior,
+        _regression_prior(shape if jacobian else shape - 1, rate),
         _regression_likelihood,
         (features, targets),
         min(batch_size, len(features)),
@@ -122,7 +120,6 @@ def network_classification(
             f"(rows,), got {features.shape} and {labels.shape}, from {labels.min()} to "
             f"{labels.max()}."
         )
-
     return MiniBatch(
         _classification_prior(prior_sd),
         _classification_likelihood,
@@ -178,7 +175,9 @@ def classification_scores(
     """Accuracy and mean negative log-likelihood of the predictive mixture."""
     labels = np.asarray(labels).astype(int)
     logits = _outputs(particles, features)
-    logs = _log_mean_exp(logits - _log_sum_exp(logits))
+    top = logits.max(axis=-1, keepdims=True)
+    log_sums = top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    logs = _log_mean_exp(logits - log_sums)
     chosen = np.take_along_axis(logs, labels[:, None], axis=1)
     return float(np.mean(logs.argmax(axis=1) == labels)), float(-np.mean(chosen))
 
@@ -188,11 +187,6 @@ def _outputs(particles, features) -> np.ndarray:
     features = jnp.asarray(features, jnp.asarray(particles["w1"]).dtype)
     weights = {name: jnp.asarray(particles[name]) for name in _WEIGHTS}
     return np.asarray(jax.lax.map(lambda particle: network(particle, features), weights))
-
-
-def _log_sum_exp(logits):
-    top = logits.max(axis=-1, keepdims=True)
-    return top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
 
 def _log_mean_exp(logs):
@@ -207,10 +201,7 @@ def _size(particle):
 
 
 def _like(dim, hidden, outputs, noise):
-    like = {
-        "w1": np.zeros((dim, hidden)),
-        "b1": np.zeros(hidden),
-        "w2": np.zeros((hidden, outputs)),
-        "b2": np.zeros(outputs),
-    }
-    return like | ({"log_gamma": np.zeros(()), "log_lambda": np.zeros(())} if noise else {})
+    shapes = {"w1": (dim, hidden), "b1": hidden, "w2": (hidden, outputs), "b2": outputs}
+    if noise:
+        shapes |= {"log_gamma": (), "log_lambda": ()}
+    return {name: np.zeros(shape) for name, shape in shapes.items()}

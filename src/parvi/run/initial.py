@@ -45,13 +45,11 @@ def initial_values(
         return None
     if callable(init):
         return init(key, DEFAULT_NUM_PARTICLES if num_particles is None else num_particles)
-    if num_particles is not None:
-        num = _leading(init)
-        if num != num_particles:
-            raise ValueError(
-                f"num_particles={num_particles}, but init holds {num} particles; leave "
-                "num_particles out, or make init a function init(key, n)."
-            )
+    if num_particles is not None and num_particles != (num := _leading(init)):
+        raise ValueError(
+            f"num_particles={num_particles}, but init holds {num} particles; leave "
+            "num_particles out, or make init a function init(key, n)."
+        )
     return init
 
 
@@ -92,9 +90,13 @@ def flat_particles(
         return target, jax.random.normal(key, (num, target.layout.dim), dtype)
     _check_count(_leading(values))
     like = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], dtype), values)
-    given = target.layout
-    if given is not None:
-        _check_layout(given, Layout.of(like))
+    given, found = target.layout, Layout.of(like)
+    if given is not None and (given.treedef, given.shapes) != (found.treedef, found.shapes):
+        raise ValueError(
+            f"init holds particles of shapes {dict(zip(found.paths, found.shapes, strict=True))}, "
+            f"but the target was declared with {dict(zip(given.paths, given.shapes, strict=True))};"
+            " give init the target's structure, with a leading axis n."
+        )
     target = target.laid_out(like)
     layout = target.layout
     assert layout is not None
@@ -105,8 +107,7 @@ def flat_particles(
 
 
 def _leading(values) -> int:
-    leaves = jax.tree_util.tree_leaves(values)
-    shapes = [np.shape(leaf) for leaf in leaves]
+    shapes = [np.shape(leaf) for leaf in jax.tree_util.tree_leaves(values)]
     if any(not shape for shape in shapes):
         raise ValueError(
             "init holds a number without axes; every array of init needs a leading axis that "
@@ -131,15 +132,6 @@ def _check_count(num):
         raise ValueError(
             f"Got {num} particle(s), but a set of particles needs at least 2 to have a spread; "
             "give init with a leading axis of n >= 2, or num_particles=n (512 is the default)."
-        )
-
-
-def _check_layout(given, found):
-    if (given.treedef, given.shapes) != (found.treedef, found.shapes):
-        raise ValueError(
-            f"init holds particles of shapes {dict(zip(found.paths, found.shapes, strict=True))}, "
-            f"but the target was declared with {dict(zip(given.paths, given.shapes, strict=True))};"
-            " give init the target's structure, with a leading axis n."
         )
 
 

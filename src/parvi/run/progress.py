@@ -2,14 +2,8 @@
 
 import sys
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich import progress
+from rich.console import Console
 
 
 class Bar:
@@ -18,21 +12,17 @@ class Bar:
     def __init__(self, num_steps: int, wanted: bool | None, description: str = "sampling"):
         self._num_steps = num_steps
         self._description = description
-        shown = sys.stderr.isatty() if wanted is None else wanted
-        self._progress = self._build() if shown else None
-
-    def _build(self) -> Progress:
-        from rich.console import Console
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        return Progress(*columns, console=Console(stderr=True))
+        self._progress = None
+        if sys.stderr.isatty() if wanted is None else wanted:
+            self._progress = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[facts]}"),
+                progress.TimeElapsedColumn(),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
 
     def __enter__(self) -> "Bar":
         if self._progress is not None:

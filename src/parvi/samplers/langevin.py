@@ -30,9 +30,9 @@ _MEMORY = 0.9
 class AbstractStepSize(eqx.Module):
     """A rule for the step size of a Langevin sampler."""
 
-    @abc.abstractmethod
     def init(self, key: Key[Array, ""], cloud: Cloud) -> PyTree[Array]:
-        """The memory before the first step."""
+        """The memory before the first step: nothing unless overridden."""
+        return ()
 
     @abc.abstractmethod
     def propose(
@@ -51,9 +51,6 @@ class FixedStep(AbstractStepSize):
     """The same eta at every step."""
 
     step_size: float
-
-    def init(self, key, cloud):
-        return ()
 
     def propose(self, key, step, cloud, memory):
         return jnp.asarray(self.step_size, cloud.dtype), 0, memory
@@ -135,8 +132,18 @@ class LangevinMemory(NamedTuple):
     step_size: PyTree[Array]
 
 
-class Langevin(AbstractSampler):
-    """Unadjusted Langevin, at O(n d) per step beside one gradient per particle.
+class _Move(NamedTuple):
+    """A move of every particle; ``rule`` is the memory of the step size after it."""
+
+    step: Int[Array, ""]
+    noise: Float[Array, "n d"]
+    step_size: Float[Array, ""]
+    gradients: Int[Array, ""]
+    rule: PyTree[Array]
+
+
+class AbstractLangevin(AbstractSampler):
+    """Langevin moves, at O(n d) per step beside one gradient per particle.
 
     Parameters
     ----------
@@ -146,51 +153,59 @@ class Langevin(AbstractSampler):
         The number of steps in a run.
     """
 
-    step_size: AbstractStepSize = CurvatureStep()
+    step_size: AbstractStepSize
     max_steps: int = 2000
     stopping_rule: AbstractStoppingRule = Never()
 
     def init(self, key, cloud):
         return LangevinMemory(jnp.zeros((), jnp.int32), self.step_size.init(key, cloud))
 
+    def _moved(self, key, cloud, memory):
+        """The proposed points, and the move that leads there."""
+        key_step, key_noise = jax.random.split(key)
+        step, rule = memory
+        eta, gradients, rule = self.step_size.propose(key_step, step, cloud, rule)
+        noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
+        points = cloud.particles + eta * cloud.scores + jnp.sqrt(2 * eta) * noise
+        return points, _Move(step, noise, eta, gradients, rule)
+
+
+class Langevin(AbstractLangevin):
+    """Unadjusted Langevin. See ``AbstractLangevin`` for the parameters."""
+
+    step_size: AbstractStepSize = CurvatureStep()
+
     def propose(self, key, cloud, memory):
-        return _moved(self.step_size, key, cloud, memory)
+        return self._moved(key, cloud, memory)
 
     def conclude(self, cloud, pending, arrived):
         info = Info.of(cloud, pending.step_size, gradients=pending.gradients)
         return True, LangevinMemory(pending.step + 1, pending.rule), info
 
 
-class MALA(AbstractSampler):
+class MALA(AbstractLangevin):
     """Metropolis-adjusted Langevin: each particle's chain leaves the density invariant.
 
     A proposal without a finite log density is rejected, which is exact. The log density must be
     the full one: with mini-batches the ratio would compare two different densities (use ``sgld``).
-
-    Parameters
-    ----------
-    step_size
-        The rule for the step size.
-    max_steps
-        The number of steps in a run.
+    See ``AbstractLangevin`` for the parameters.
     """
 
     step_size: AbstractStepSize = AcceptanceStep()
-    max_steps: int = 2000
-    stopping_rule: AbstractStoppingRule = Never()
-
-    def init(self, key, cloud):
-        return LangevinMemory(jnp.zeros((), jnp.int32), self.step_size.init(key, cloud))
 
     def propose(self, key, cloud, memory):
         key_move, key_accept = jax.random.split(key)
         thresholds = jax.random.exponential(key_accept, cloud.shape[:1], cloud.dtype)
-        points, move = _moved(self.step_size, key_move, cloud, memory)
+        points, move = self._moved(key_move, cloud, memory)
         return points, (move, thresholds)
 
     def conclude(self, cloud, pending, arrived):
         move, thresholds = pending
-        log_ratios = _log_ratios(cloud, move, arrived)
+        # log q(y | x) = -|xi|^2 / 2, and log q(x | y) is that of the noise that would lead back.
+        back = move.noise + jnp.sqrt(move.step_size / 2) * (cloud.scores + arrived.scores)
+        log_ratios = arrived.log_densities - cloud.log_densities
+        log_ratios += 0.5 * (jnp.sum(move.noise**2, axis=1) - jnp.sum(back**2, axis=1))
+        log_ratios = jnp.where(jnp.isfinite(log_ratios), log_ratios, -jnp.inf)
         acceptance = jnp.mean(jnp.exp(jnp.minimum(log_ratios, 0.0)))
         rule = self.step_size.learn(move.step, acceptance, move.rule)
         extra = {"acceptance": acceptance}
@@ -225,10 +240,8 @@ def mala(step_size: float | None = None, max_steps: int = 2000) -> MALA:
 
     Parameters
     ----------
-    step_size
-        The step size eta. None adapts it to the acceptance in the first 500 steps.
-    max_steps
-        The number of steps in a run.
+    step_size, max_steps
+        As in ``langevin``, but None adapts eta to the acceptance in the first 500 steps.
 
     Examples
     --------
@@ -250,45 +263,14 @@ def _rule(step_size: float | None, found: AbstractStepSize) -> AbstractStepSize:
     return FixedStep(float(step_size))
 
 
-class _Move(NamedTuple):
-    """A move of every particle; ``rule`` is the memory of the step size after it."""
-
-    step: Int[Array, ""]
-    noise: Float[Array, "n d"]
-    step_size: Float[Array, ""]
-    gradients: Int[Array, ""]
-    rule: PyTree[Array]
-
-
-def _moved(rule: AbstractStepSize, key, cloud: Cloud, memory: LangevinMemory):
-    """The proposed points, and the move that leads there."""
-    key_step, key_noise = jax.random.split(key)
-    eta, gradients, remembered = rule.propose(key_step, memory.step, cloud, memory.step_size)
-    noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
-    points = cloud.particles + eta * cloud.scores + jnp.sqrt(2 * eta) * noise
-    return points, _Move(memory.step, noise, eta, gradients, remembered)
-
-
-def _log_ratios(cloud: Cloud, move: _Move, arrived: Cloud) -> Float[Array, " n"]:
-    """The logs of the Metropolis-Hastings ratios, with -inf for those that are not finite."""
-    # log q(y | x) = -|xi|^2 / 2, and log q(x | y) is that of the noise that would lead back.
-    back = move.noise + jnp.sqrt(move.step_size / 2) * (cloud.scores + arrived.scores)
-    log_ratios = arrived.log_densities - cloud.log_densities
-    log_ratios += 0.5 * (jnp.sum(move.noise**2, axis=1) - jnp.sum(back**2, axis=1))
-    return jnp.where(jnp.isfinite(log_ratios), log_ratios, -jnp.inf)
-
-
 def _square_curvature(key, cloud: Cloud) -> Float[Array, ""]:
     """E|grad^2 log p|_F^2 over the particles, or the regressed slope's estimate if larger."""
-    signs = jax.random.rademacher(key, cloud.particles.shape, cloud.particles.dtype)
-
-    def product(x, v):
-        return jax.jvp(jax.grad(cloud.log_density), (x,), (v,))[1]
-
-    local = jnp.mean(jnp.sum(jax.vmap(product)(cloud.particles, signs) ** 2, axis=1))
+    signs = jax.random.rademacher(key, cloud.shape, cloud.dtype)
+    products = jax.vmap(cloud.hessian_product)(cloud.particles, signs)
+    local = jnp.mean(jnp.sum(products**2, axis=1))
     variance = jnp.mean(jnp.var(cloud.particles, axis=0))
     slope = jnp.where(variance > 0, cloud.stein_ratio(), 0.0) / jnp.where(variance > 0, variance, 1)
-    return jnp.maximum(local, cloud.particles.shape[1] * jnp.maximum(slope, 0.0) ** 2)
+    return jnp.maximum(local, cloud.shape[1] * jnp.maximum(slope, 0.0) ** 2)
 
 
 def _bounded(share, square_curvature, cloud: Cloud) -> Float[Array, ""]:

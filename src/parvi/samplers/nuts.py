@@ -13,6 +13,7 @@ particles are draws from the whole of it.
 import math
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -85,43 +86,30 @@ class NUTS(AbstractSampler):
         The largest number of doublings of a trajectory.
     """
 
-    num_warmup: int
-    num_draws: int
-    num_chains: int
-    target_acceptance: float
-    max_doublings: int
-    stopping_rule: AbstractStoppingRule
-    max_steps: int
+    num_warmup: int = 500
+    num_draws: int = 1000
+    num_chains: int = 4
+    target_acceptance: float = 0.8
+    max_doublings: int = 10
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = eqx.field(init=False)
 
-    def __init__(
-        self,
-        num_warmup: int = 500,
-        num_draws: int = 1000,
-        num_chains: int = 4,
-        target_acceptance: float = 0.8,
-        max_doublings: int = 10,
-    ):
+    def __post_init__(self):
         # Importing blackjax computes, so it must happen before anything is traced.
         import blackjax  # noqa: F401
 
-        counts = {"num_warmup": num_warmup, "num_draws": num_draws, "num_chains": num_chains}
-        for name, count in (counts | {"max_doublings": max_doublings}).items():
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}.")
-        if not 0 < target_acceptance < 1:
-            raise ValueError(f"target_acceptance must be between 0 and 1, got {target_acceptance}.")
-        self.num_warmup = num_warmup
-        self.num_draws = num_draws
-        self.num_chains = num_chains
-        self.target_acceptance = target_acceptance
-        self.max_doublings = max_doublings
-        self.stopping_rule = Never()
-        self.max_steps = num_warmup + num_draws
+        for name in ("num_warmup", "num_draws", "num_chains", "max_doublings"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        rate = self.target_acceptance
+        if not 0 < rate < 1:
+            raise ValueError(f"target_acceptance must be between 0 and 1, got {rate}.")
+        self.max_steps = self.num_warmup + self.num_draws
 
     def init(self, key, cloud):
         from blackjax.mcmc.hmc import HMCState
 
-        num, dim = cloud.shape
+        (num, dim), dtype = cloud.shape, cloud.dtype
         num_chains = min(self.num_chains, num)
         num_slots = -(-num // num_chains)
         if num_slots > self.num_draws:
@@ -129,6 +117,12 @@ class NUTS(AbstractSampler):
                 f"{num_chains} chains of num_draws={self.num_draws} cannot fill {num} particles: "
                 f"raise num_draws to at least {num_slots}, or take more chains."
             )
+
+        def carried(leaf):
+            # The carry may not change its types: it has the run's dtype, and int32.
+            leaf = jnp.asarray(leaf)
+            return leaf.astype(dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
+
         found = (cloud.particles, cloud.log_densities, cloud.scores)
         averaging, mass = self._adaptations()
         zero, zeros = jnp.zeros((), jnp.int32), jnp.zeros((num_chains, dim))
@@ -142,7 +136,7 @@ class NUTS(AbstractSampler):
             moments=Moments(zero, zeros, zeros),
             divergences=zero,
         )
-        return jax.tree_util.tree_map(lambda leaf: _carried(leaf, cloud.dtype), memory)
+        return jax.tree.map(carried, memory)
 
     def propose(self, key, cloud, memory):
         step, dtype = memory.step, cloud.dtype
@@ -167,11 +161,9 @@ class NUTS(AbstractSampler):
         # Slot k of chain c is row k * num_chains + c; rows beyond the last are dropped.
         num_chains = len(chains.position)
         rows = slot * num_chains + jnp.arange(num_chains)
-        found = (chains.position, chains.logdensity_grad, chains.logdensity)
-        filled = (
-            old.at[rows].set(n, mode="drop") for old, n in zip(cloud.place, found, strict=True)
-        )
-        after = Cloud.of(Place(*filled), cloud.log_density)
+        found = Place(chains.position, chains.logdensity_grad, chains.logdensity)
+        place = jax.tree.map(lambda old, n: old.at[rows].set(n, mode="drop"), cloud.place, found)
+        after = Cloud.of(place, cloud.log_density)
         done = new.step >= self.num_warmup + self.num_draws
         r_hat = _r_hat(new.moments)
         # Chains that disagree have not converged, however long they are; one chain cannot disagree.
@@ -264,12 +256,6 @@ def nuts(
     (True, 0)
     """
     return NUTS(num_warmup, num_draws, num_chains, target_acceptance)
-
-
-def _carried(leaf, dtype) -> Array:
-    """The leaf in the run's dtype or int32, because the carry may not change its types."""
-    leaf = jnp.asarray(leaf)
-    return leaf.astype(dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.int32)
 
 
 def _chosen(condition: Bool[Array, "..."], new: PyTree[Array], old: PyTree[Array]) -> Any:

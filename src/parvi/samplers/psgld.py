@@ -54,8 +54,7 @@ class ProbedCorrection(AbstractCorrection):
 
     def diagonals(self, key, cloud):
         signs = jax.random.rademacher(key, cloud.shape, cloud.dtype)
-        products = jax.vmap(lambda x, v: _hessian_product(cloud, x, v))(cloud.particles, signs)
-        return signs * products, 1
+        return signs * jax.vmap(cloud.hessian_product)(cloud.particles, signs), 1
 
 
 class ExactCorrection(AbstractCorrection):
@@ -66,7 +65,7 @@ class ExactCorrection(AbstractCorrection):
         basis = jnp.eye(dim, dtype=cloud.dtype)
 
         def one(x):
-            return jnp.diagonal(jax.vmap(lambda v: _hessian_product(cloud, x, v))(basis))
+            return jnp.diagonal(jax.vmap(lambda v: cloud.hessian_product(x, v))(basis))
 
         return jax.vmap(one)(cloud.particles), dim
 
@@ -171,7 +170,3 @@ def psgld(
     """
     schedule = step_size if callable(step_size) else PolynomialDecay(step_size, offset, power)
     return PSGLD(schedule, decay, regulariser, num_rows, correction, max_steps)
-
-
-def _hessian_product(cloud: Cloud, x, vector):
-    return jax.jvp(jax.grad(cloud.log_density), (x,), (vector,))[1]

@@ -7,24 +7,25 @@ import jax
 import optax
 from jaxtyping import Array, Float
 
-from parvi.fields.framed import Whitened
-from parvi.fields.grassmann_svgd import GrassmannSVGD
-from parvi.fields.icnn import ICNN
-from parvi.fields.jko_icnn import JKOICNN
-from parvi.fields.jko_variational import JKOVariational
-from parvi.fields.matrix_svgd import AbstractMatrixKernel, MatrixSVGD, UnitMean
-from parvi.fields.pfg.descent import GradientDescent
-from parvi.fields.pfg.field import PFG
-from parvi.fields.pfg.functions import MLP, Network
-from parvi.fields.pfg.preconditioners import AbstractPreconditioner, Hessian, Identity
-from parvi.fields.projected_svn import ProjectedSVN
-from parvi.fields.sliced_svgd import SlicedSVGD
-from parvi.fields.svgd import SVGD
-from parvi.fields.svn import SVN, AbstractSystem, BlockDiagonalSystem, Dimension
-from parvi.kernels import RBF, AbstractKernel, AbstractRadialKernel
+from parvi import fields, functions, kernels, preconditioners
+from parvi.fields.matrix_svgd import AbstractMatrixKernel
+from parvi.fields.pfg.preconditioners import AbstractPreconditioner
+from parvi.fields.svn import AbstractSystem
 from parvi.samplers.flow import Flow
 from parvi.samplers.stein_neural_sampler import SteinNeuralSampler
 from parvi.steppers import Constant, LineSearch, Optax, TrustRegion
+
+# Each setting has one object, as a new object would trigger a new compilation.
+_cached = functools.lru_cache(maxsize=128)
+_sgd, _adam, _adamw = _cached(optax.sgd), _cached(optax.adam), _cached(optax.adamw)
+
+
+@_cached
+def _swish(width: int, depth: int):
+    def make(key, dim):
+        return eqx.nn.MLP(dim, dim, width, depth, jax.nn.swish, key=key)
+
+    return make
 
 
 def pfg_algorithm_1(
@@ -33,7 +34,7 @@ def pfg_algorithm_1(
     num_inner_steps: int = 5,
     learning_rate: float = 1e-3,
     momentum: float = 0.9,
-    preconditioner: AbstractPreconditioner = Hessian(),
+    preconditioner: AbstractPreconditioner = preconditioners.Hessian(),
     base_shift: float = 0.0,
     warm_up: int = 0,
     batch_size: int | None = None,
@@ -46,21 +47,20 @@ def pfg_algorithm_1(
     thousands of particles, give a ``batch_size``: each inner step then sees that many particles,
     drawn afresh, instead of all.
     """
-    optimizer = _sgd(learning_rate, momentum)
-    solver = GradientDescent(optimizer, num_inner_steps, warm_up, batch_size)
-    field = PFG(MLP(width), preconditioner, solver, base_shift=base_shift)
+    optimizer = _sgd(learning_rate, momentum=momentum)
+    solver = fields.GradientDescent(optimizer, num_inner_steps, warm_up, batch_size)
+    field = fields.PFG(functions.MLP(width), preconditioner, solver, base_shift=base_shift)
     return Flow(field, Constant(step_size), max_steps=max_steps)
 
 
 def svgd(
     step_size: float = 0.1,
-    kernel: AbstractKernel = RBF(),
+    kernel: kernels.AbstractKernel = kernels.RBF(),
     block_size: int | None = None,
     max_steps: int = 1000,
 ) -> Flow:
     """SVGD with Adam, by default with the RBF kernel and the median bandwidth."""
-    field = SVGD(kernel, block_size)
-    return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
+    return Flow(fields.SVGD(kernel, block_size), Optax(_adam(step_size)), max_steps=max_steps)
 
 
 def grassmann_svgd(
@@ -72,7 +72,7 @@ def grassmann_svgd(
     max_steps: int = 1000,
 ) -> Flow:
     """Grassmann SVGD with Adam, by default on min(20, d) learned lines, heated when it settles."""
-    field = GrassmannSVGD(subspace_dim, num_projectors, projector_step, temperature)
+    field = fields.GrassmannSVGD(subspace_dim, num_projectors, projector_step, temperature)
     return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
 
 
@@ -87,13 +87,14 @@ def sliced_svgd(
     A direction turns by up to about ``direction_step * sqrt(d)`` per step, so choose a smaller
     value in a hundred dimensions and more.
     """
-    field = SlicedSVGD(_direction_adam(direction_step), basis)
+    # The authors of the sliced discrepancy learn their directions with these momenta.
+    field = fields.SlicedSVGD(_adam(direction_step, b1=0.5, b2=0.9), basis)
     return Flow(field, Optax(_adam(step_size)), max_steps=max_steps)
 
 
 def matrix_svgd(
-    matrix_kernel: AbstractMatrixKernel | None = None,
-    kernel: AbstractRadialKernel = RBF(),
+    matrix_kernel: AbstractMatrixKernel = fields.SharedPreconditioner(),
+    kernel: kernels.AbstractRadialKernel = kernels.RBF(),
     max_steps: int = 300,
 ) -> Flow:
     """Matrix SVGD in the metric of the mean Hessian, by default with RBF and median bandwidth.
@@ -101,13 +102,13 @@ def matrix_svgd(
     The kernel is divided by its mean over the particles, so that a step of one half is half of
     Newton's for any number of particles. A line search and a trust region guard it.
     """
-    field = MatrixSVGD(matrix_kernel, UnitMean(kernel))
+    field = fields.MatrixSVGD(matrix_kernel, fields.UnitMean(kernel))
     return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
 
 
 def svn(
-    system: AbstractSystem = BlockDiagonalSystem(),
-    kernel: AbstractRadialKernel = RBF(Dimension()),
+    system: AbstractSystem = fields.BlockDiagonalSystem(),
+    kernel: kernels.AbstractRadialKernel = kernels.RBF(fields.Dimension()),
     max_steps: int = 200,
 ) -> Flow:
     """Stein variational Newton, by default block-diagonal with the scaled Hessian kernel.
@@ -115,7 +116,7 @@ def svn(
     A step is at most half of Newton's. With so wide a kernel the blocks are E[k^2] / E[k], about
     1 / e at the target, of the curvature at the particles' mean, so whole steps would overshoot.
     """
-    return Flow(SVN(system, kernel), TrustRegion(LineSearch()), max_steps=max_steps)
+    return Flow(fields.SVN(system, kernel), TrustRegion(LineSearch()), max_steps=max_steps)
 
 
 def projected_svn(
@@ -126,7 +127,7 @@ def projected_svn(
     max_steps: int = 200,
 ) -> Flow:
     """Stein variational Newton in the directions that the data inform; start from the prior."""
-    field = ProjectedSVN(rank, threshold, prior_mean, prior_covariance)
+    field = fields.ProjectedSVN(rank, threshold, prior_mean, prior_covariance)
     return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
 
 
@@ -146,11 +147,10 @@ def neural_svgd(
     some of the particles, until it no longer improves on the others. The particles are whitened, so
     that one learning rate suits every problem.
     """
-    solver = GradientDescent(
-        _adam(learning_rate), num_inner_steps, holdout=holdout, patience=patience
-    )
-    field = PFG(Network(_swish(width, depth)), Identity(), solver)
-    return Flow(Whitened(field), TrustRegion(Constant(step_size)), max_steps=max_steps)
+    optimizer = _adam(learning_rate)
+    solver = fields.GradientDescent(optimizer, num_inner_steps, holdout=holdout, patience=patience)
+    field = fields.PFG(functions.Network(_swish(width, depth)), preconditioners.Identity(), solver)
+    return Flow(fields.Whitened(field), TrustRegion(Constant(step_size)), max_steps=max_steps)
 
 
 def stein_neural_sampler(
@@ -162,8 +162,7 @@ def stein_neural_sampler(
 ) -> SteinNeuralSampler:
     """The Stein neural sampler with Adam for both players; ``generate`` makes new draws."""
     # Under the usual momentum of 0.9 the game circles; generative networks commonly use 0.5.
-    generator = _adam(generator_learning_rate, 0.5)
-    critic = _adam(critic_learning_rate)
+    generator, critic = _adam(generator_learning_rate, b1=0.5), _adam(critic_learning_rate)
     return SteinNeuralSampler(generator, critic, width, num_critic_steps, max_steps=max_steps)
 
 
@@ -175,8 +174,8 @@ def jko_icnn(
     max_steps: int = 40,
 ) -> Flow:
     """JKO steps with input-convex networks, in the metric of the whitened particles."""
-    field = JKOICNN(_adam(learning_rate), ICNN(width), step_size, num_inner_steps)
-    return Flow(Whitened(field), Constant(1.0), max_steps=max_steps)
+    field = fields.JKOICNN(_adam(learning_rate), fields.ICNN(width), step_size, num_inner_steps)
+    return Flow(fields.Whitened(field), Constant(1.0), max_steps=max_steps)
 
 
 def jko_variational(
@@ -190,39 +189,6 @@ def jko_variational(
     max_steps: int = 40,
 ) -> Flow:
     """JKO steps as a primal-dual game, in the metric of the whitened particles."""
-    dual = _adamw(dual_learning_rate, weight_decay)
-    field = JKOVariational(
-        _adam(learning_rate), dual, width, step_size, num_inner_steps, num_dual_steps
-    )
-    return Flow(Whitened(field), Constant(1.0), max_steps=max_steps)
-
-
-# Each setting has one optimiser object, as a new object would trigger a new compilation.
-@functools.lru_cache(maxsize=128)
-def _sgd(learning_rate: float, momentum: float) -> optax.GradientTransformation:
-    return optax.sgd(learning_rate, momentum=momentum)
-
-
-@functools.lru_cache(maxsize=128)
-def _adam(learning_rate: float, momentum: float = 0.9) -> optax.GradientTransformation:
-    return optax.adam(learning_rate, b1=momentum)
-
-
-@functools.lru_cache(maxsize=128)
-def _adamw(learning_rate: float, weight_decay: float) -> optax.GradientTransformation:
-    return optax.adamw(learning_rate, weight_decay=weight_decay)
-
-
-# Each setting has one function object, for the same reason.
-@functools.lru_cache(maxsize=128)
-def _swish(width: int, depth: int):
-    def make(key, dim):
-        return eqx.nn.MLP(dim, dim, width, depth, jax.nn.swish, key=key)
-
-    return make
-
-
-@functools.lru_cache(maxsize=128)
-def _direction_adam(learning_rate: float) -> optax.GradientTransformation:
-    # The authors of the sliced discrepancy learn their directions with these momenta.
-    return optax.adam(learning_rate, b1=0.5, b2=0.9)
+    primal, dual = _adam(learning_rate), _adamw(dual_learning_rate, weight_decay=weight_decay)
+    field = fields.JKOVariational(primal, dual, width, step_size, num_inner_steps, num_dual_steps)
+    return Flow(fields.Whitened(field), Constant(1.0), max_steps=max_steps)

@@ -96,13 +96,10 @@ class SteinNeuralSampler(AbstractSampler):
         generator = network.init(key_generator, cloud.particles).trainable
         generator = generator | {"shift": frame.mean, "slope": frame.factor}
         critic = network.init(key_critic, cloud.particles).trainable
-        return Training(
-            frame.enter(cloud.particles),
-            generator,
-            self.generator_optimizer.init(generator),
-            critic,
-            self.critic_optimizer.init(critic),
-        )
+        generator_optimizer = self.generator_optimizer.init(generator)
+        critic_optimizer = self.critic_optimizer.init(critic)
+        noise = frame.enter(cloud.particles)
+        return Training(noise, generator, generator_optimizer, critic, critic_optimizer)
 
     def propose(self, key, cloud, memory):
         noise = jax.random.normal(key, cloud.shape, cloud.dtype)
@@ -123,16 +120,11 @@ class SteinNeuralSampler(AbstractSampler):
         old, new, value = pending
         finite = arrived.finite
         memory = jax.tree_util.tree_map(lambda n, o: jnp.where(finite, n, o), new, old)
-        info = Info.of(
-            cloud,
-            jnp.ones(()),
-            # These are the scores at the fresh noise, and about three times that for the gradient
-            # of the scores in the generator's loss. There is no KL rate, because the particles
-            # follow the generator and not the critic.
-            gradients=4 * cloud.shape[0],
-            extra={"discrepancy": value},
-        )
-        return True, memory, info
+        # These are the scores at the fresh noise, and about three times that for the gradient of
+        # the scores in the generator's loss. There is no KL rate, because the particles follow the
+        # generator and not the critic.
+        gradients, extra = 4 * cloud.shape[0], {"discrepancy": value}
+        return True, memory, Info.of(cloud, jnp.ones(()), gradients=gradients, extra=extra)
 
     def generate(self, key: Key[Array, ""], memory: Training, num: int) -> Float[Array, "num d"]:
         """New draws: new noise, pushed through the generator.
@@ -155,9 +147,8 @@ class SteinNeuralSampler(AbstractSampler):
     def _discrepancy(self, critic, points, scores, frame, unit):
         """The objective in the frame, divided by the square of the unit; f = unit * network."""
         inside, pulled = frame.enter(points), frame.pull(scores) / unit
-        values, divergences = AffineNetwork(self.width).with_divergences(
-            Parameters((), critic), inside
-        )
+        network, parameters = AffineNetwork(self.width), Parameters((), critic)
+        values, divergences = network.with_divergences(parameters, inside)
         gain = jnp.sum(values * pulled, axis=1) + divergences / unit
         return jnp.mean(gain - 0.5 * jnp.sum(values**2, axis=1))
 
@@ -167,9 +158,8 @@ class SteinNeuralSampler(AbstractSampler):
 
         def body(_, carry):
             critic, optimizer = carry
-            updates, optimizer = self.critic_optimizer.update(
-                jax.grad(loss)(critic), optimizer, critic
-            )
+            gradient = jax.grad(loss)(critic)
+            updates, optimizer = self.critic_optimizer.update(gradient, optimizer, critic)
             return optax.apply_updates(critic, updates), optimizer
 
         start = (memory.critic, memory.critic_optimizer)
@@ -194,6 +184,5 @@ class SteinNeuralSampler(AbstractSampler):
         updates, optimizer = self.generator_optimizer.update(
             gradient | bend, memory.generator_optimizer, memory.generator
         )
-        change = {name: updates[name] for name in outputs}
         moved = {name: inputs[name] + updates[name] for name in inputs}
-        return value, stretched(change) | moved, optimizer
+        return value, stretched(updates) | moved, optimizer

@@ -68,15 +68,6 @@ class _Found(NamedTuple):
         return ~(np.isfinite(self.values) & self.sound)
 
 
-def _evaluated(log_density, particles):
-    try:
-        return _evaluate(log_density, particles)
-    except Exception:
-        # Diagnosing only after a failure lets a good log density be traced and compiled once.
-        _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
-        raise
-
-
 def _between(key, particles, bad):
     """Put the bad particles at random points between two random good ones."""
     key_pairs, key_shares = jax.random.split(key)
@@ -115,11 +106,16 @@ def _judge(found):
         )
 
 
-def _evaluate(log_density, particles) -> _Found:
+def _evaluated(log_density, particles) -> _Found:
     columns: tuple[list[np.ndarray], ...] = [], [], []
     place = Place(particles, None, None)
     for first in range(0, len(particles), _AT_ONCE):
-        values, scores = evaluate(log_density, particles[first : first + _AT_ONCE])
+        try:
+            values, scores = evaluate(log_density, particles[first : first + _AT_ONCE])
+        except Exception:
+            # Diagnosing only after a failure lets a good log density be traced and compiled once.
+            _diagnose(log_density, jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
+            raise
         if len(scores) == len(particles):
             place = Place(particles, scores, values)
         rows = np.asarray(scores)

@@ -121,8 +121,7 @@ class Simplex(AbstractConstraint):
         return (*shape[:-1], shape[-1] - 1)
 
     def constrain(self, u):
-        logits = u + _stick_offsets(u)
-        head, rest = self._log_sticks(logits)
+        logits, head, rest = self._log_sticks(u)
         tail = rest[..., -1:] + jax.nn.log_sigmoid(-logits[..., -1:])
         return jnp.exp(jnp.concatenate([head, tail], axis=-1))
 
@@ -135,21 +134,20 @@ class Simplex(AbstractConstraint):
         return jnp.where(inside, logits - _stick_offsets(logits), jnp.nan)
 
     def log_jacobian(self, u):
-        logits = u + _stick_offsets(u)
-        _, rest = self._log_sticks(logits)
+        logits, _, rest = self._log_sticks(u)
         return jnp.sum(rest + jax.nn.log_sigmoid(logits) + jax.nn.log_sigmoid(-logits))
 
     def describe(self):
         return "positive numbers with sum one along the last axis"
 
     @staticmethod
-    def _log_sticks(logits):
-        """Logs of the first K - 1 entries, and of the stick that is left before each."""
+    def _log_sticks(u):
+        """The logits, and the logs of the first K - 1 entries and of the stick before each."""
+        logits = u + _stick_offsets(u)
         left = jnp.cumsum(jax.nn.log_sigmoid(-logits), axis=-1)
         rest = jnp.concatenate([jnp.zeros_like(left[..., :1]), left[..., :-1]], axis=-1)
-        return rest + jax.nn.log_sigmoid(logits), rest
+        return logits, rest + jax.nn.log_sigmoid(logits), rest
 
 
 def _stick_offsets(u):
-    num_free = u.shape[-1]
-    return -jnp.log(jnp.arange(num_free, 0, -1).astype(u.dtype))
+    return -jnp.log(jnp.arange(u.shape[-1], 0, -1).astype(u.dtype))

@@ -34,7 +34,7 @@ class Layout(eqx.Module):
         if not leaves:
             raise ValueError("A particle needs at least one array, got an empty pytree.")
         shapes = tuple(tuple(np.shape(leaf)) for _, leaf in leaves)
-        paths = tuple(_name(path) for path, _ in leaves)
+        paths = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
         return cls(treedef, shapes, paths, _broadcast_constraints(constraints, like, paths))
 
     @property
@@ -83,10 +83,6 @@ class Layout(eqx.Module):
             parts.append((constraint, piece))
             start += size
         return parts
-
-
-def _name(path) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _broadcast_constraints(constraints, like, paths) -> tuple[AbstractConstraint, ...]:

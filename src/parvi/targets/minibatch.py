@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from parvi.targets.flatten import Layout
-from parvi.targets.target import AbstractTarget, Density, _Frozen
+from parvi.targets.target import AbstractTarget, _Frozen
 
 
 class MiniBatch(AbstractTarget):
@@ -80,27 +80,15 @@ class MiniBatch(AbstractTarget):
         return self._density(self.data, 1.0)
 
     def laid_out(self, like):
-        return MiniBatch(
-            self.log_prior,
-            self.log_likelihood,
-            self.data,
-            self.batch_size,
-            like,
-            self.constraints.value,
-        )
+        parts = (self.log_prior, self.log_likelihood, self.data, self.batch_size)
+        return MiniBatch(*parts, like, self.constraints.value)
 
     def with_data(self, data: PyTree[Array]) -> "MiniBatch":
         """The same target with its data replaced, as when the rows are spread over devices."""
-        return eqx.tree_at(
-            lambda target: target.data, self, data, is_leaf=lambda leaf: leaf is None
-        )
+        return eqx.tree_at(lambda t: t.data, self, data, is_leaf=lambda leaf: leaf is None)
 
     def _density(self, batch, scale):
-        if self.layout is None:
-            raise ValueError("The target does not know its shape: give like= or init=.")
-        return Density(
-            _BatchDensity(self.log_prior, self.log_likelihood, batch, scale), self.layout
-        )
+        return self._flat(_BatchDensity(self.log_prior, self.log_likelihood, batch, scale))
 
 
 class _BatchDensity(eqx.Module):

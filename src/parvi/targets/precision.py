@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-_FLAG = "jax_enable_x64"
-
 # The flag under which the last run was traced. It is global because JAX's caches are.
 _traced_wide: list[bool] = []
 # Functions that clear our own caches of traces.
@@ -29,7 +27,7 @@ def cleared_with_traces(clear: Callable[[], None]) -> None:
 @contextlib.contextmanager
 def precision(dtype: np.dtype) -> Iterator[None]:
     """The context of a run in this dtype: x64 for float64, and JAX's own setting for float32."""
-    default = bool(jax.config.read(_FLAG))
+    default = bool(jax.config.read("jax_enable_x64"))
     wide = default or dtype == np.float64
     if wide != (_traced_wide[-1] if _traced_wide else default):
         jax.clear_caches()

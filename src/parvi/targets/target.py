@@ -46,12 +46,14 @@ class AbstractTarget(eqx.Module):
         check_log_density(self.at(key), particles)
 
     def admit(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> tuple[Place, int]:
-        """Check the particles, but move a minority without a finite density between the others.
-
-        Returns the particles, with their scores and log densities unless they are very many, and
-        the number that were moved.
-        """
+        """``check``, after moving a minority of bad particles: ``parvi.targets.check.admitted``."""
         return admitted(self.at(key), particles, key)
+
+    def _flat(self, log_density: Callable) -> "Density":
+        """The log density of flat vectors, for a function of one particle."""
+        if self.layout is None:
+            raise ValueError("The target does not know its shape: give like= or init=.")
+        return Density(log_density, self.layout)
 
 
 class Density(eqx.Module):
@@ -133,12 +135,9 @@ class Target(AbstractTarget):
         return self.full()
 
     def full(self):
-        if self.layout is None:
-            raise ValueError("The target does not know its shape: give like= or init=.")
         if self.score is None:
-            return Density(self.log_density, self.layout)
-        differentiable = _with_score(self.log_density, self.score, self.hessian_vector_product)
-        return Density(differentiable, self.layout)
+            return self._flat(self.log_density)
+        return self._flat(_with_score(self.log_density, self.score, self.hessian_vector_product))
 
     def laid_out(self, like):
         return Target(
@@ -166,19 +165,13 @@ class _Frozen:
 def _with_score(log_density, score, hessian_vector_product):
     """The log density with its derivatives replaced by the user's own."""
 
-    @jax.custom_jvp
-    def gradient(particle):
-        return score(particle)
-
+    gradient = score
     if hessian_vector_product is not None:
+        gradient = jax.custom_jvp(lambda particle: score(particle))
 
         @gradient.defjvp
         def _(primals, tangents):
             return score(primals[0]), hessian_vector_product(primals[0], tangents[0])
-
-        differentiable_gradient = gradient
-    else:
-        differentiable_gradient = score
 
     @jax.custom_jvp
     def value(particle):
@@ -186,9 +179,8 @@ def _with_score(log_density, score, hessian_vector_product):
 
     @value.defjvp
     def _(primals, tangents):
-        products = jax.tree_util.tree_map(
-            lambda g, t: jnp.sum(g * t), differentiable_gradient(primals[0]), tangents[0]
-        )
+        slopes = gradient(primals[0])
+        products = jax.tree_util.tree_map(lambda g, t: jnp.sum(g * t), slopes, tangents[0])
         return value(primals[0]), sum(jax.tree_util.tree_leaves(products))
 
     return value

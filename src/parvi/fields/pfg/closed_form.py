@@ -1,7 +1,8 @@
 """Solvers in closed form, for functions that are linear in their weights."""
 
 import abc
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +29,9 @@ class NormalEquations(NamedTuple):
     gradients: Float[Array, "k d"]
 
     @classmethod
-    def of(
-        cls, functions: AbstractFeatures, frozen: PyTree[Array], cloud: AbstractCloud
-    ) -> "NormalEquations":
+    def of(cls, functions: AbstractFunctions, frozen: PyTree[Array], cloud: AbstractCloud) -> Self:
         """Compute the means in blocks. O(n k (k + d))."""
-        return cloud.mean(lambda block, weights: cls.share(functions, frozen, block, weights))
+        return cloud.mean(partial(cls.share, functions, frozen))
 
     @classmethod
     def share(
@@ -41,7 +40,7 @@ class NormalEquations(NamedTuple):
         frozen: PyTree[Array],
         block: AbstractCloud,
         weights: Float[Array, " m"],
-    ) -> "NormalEquations":
+    ) -> Self:
         """The share of a block in these means."""
         assert isinstance(functions, AbstractFeatures)
         features, gradients = functions.moments(frozen, block.particles, weights)
@@ -60,26 +59,17 @@ class NormalEquations(NamedTuple):
         return _divided(metric.solve(self.wanted.T).T, self.gram, ridge)
 
 
-def _normal_equations(problem, frozen):
-    """G and T = H^-1 (B - c E[s psi^T]): the objective is 1/2 tr(H W G W^T) - tr(H W T^T)."""
-    functions = problem.functions
-    assert isinstance(functions, AbstractFeatures)
-    found = NormalEquations.of(functions, frozen, problem.cloud)
+def _normal_equations(problem: Problem, frozen: PyTree[Array]) -> tuple[Array, Array]:
+    """T = H^-1 (B - c E[s psi^T]) and G: the objective is 1/2 tr(H W G W^T) - tr(H W T^T)."""
+    found = NormalEquations.of(problem.functions, frozen, problem.cloud)
     wanted = found.wanted - problem.base_shift * found.scores
-    return found.gram, problem.metric.solve(wanted.T).T
+    return problem.metric.solve(wanted.T).T, found.gram
 
 
 def _divided(target, gram, ridge):
+    """T (G + ridge I)^-1."""
     damped = gram + ridge * jnp.eye(gram.shape[0], dtype=gram.dtype)
     return jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(damped), target.T).T
-
-
-def ridge_weights(
-    problem: Problem, frozen: PyTree[Array], ridge: float | Float[Array, ""]
-) -> Float[Array, "d k"]:
-    """W = T (G + ridge I)^-1."""
-    gram, target = _normal_equations(problem, frozen)
-    return _divided(target, gram, ridge)
 
 
 class AbstractClosedForm(AbstractSolver):
@@ -100,9 +90,6 @@ class AbstractClosedForm(AbstractSolver):
         self, functions: AbstractFunctions, sums: PyTree[Array], metric: AbstractMetric
     ) -> tuple[Float[Array, "d k"], Float[Array, ""]]:
         """The weights, and dKL/dt along their function."""
-
-    def init(self, parameters):
-        return parameters.frozen
 
 
 class Ridge(AbstractClosedForm):
@@ -140,7 +127,8 @@ class Ridge(AbstractClosedForm):
         return weights, -jnp.sum(weights * sums.wanted)
 
     def solve(self, key, problem, memory):
-        return Parameters(memory, ridge_weights(problem, memory, self.ridge)), memory, {}
+        weights = _divided(*_normal_equations(problem, memory), self.ridge)
+        return Parameters(memory, weights), memory, {}
 
 
 class Irrotational(AbstractClosedForm):
@@ -161,10 +149,9 @@ class Irrotational(AbstractClosedForm):
 
     def sums(self, functions, frozen, block, weights):
         s, z = block.scores, block.particles
-        slopes = (
-            weights @ (s * z) if isinstance(functions, Scaling) else s.T @ (weights[:, None] * z)
-        )
-        return weights @ s, slopes
+        if isinstance(functions, Scaling):
+            return weights @ s, weights @ (s * z)
+        return weights @ s, s.T @ (weights[:, None] * z)
 
     def settle(self, functions, sums, metric):
         shift, slopes = sums
@@ -178,10 +165,8 @@ class Irrotational(AbstractClosedForm):
         return weights, -jnp.sum(weights * wanted)
 
     def solve(self, key, problem, memory):
-        def sums(block, weights):
-            return self.sums(problem.functions, memory, block, weights)
-
-        weights, _ = self.settle(problem.functions, problem.cloud.mean(sums), problem.metric)
+        sums = problem.cloud.mean(partial(self.sums, problem.functions, memory))
+        weights, _ = self.settle(problem.functions, sums, problem.metric)
         return Parameters(memory, weights), memory, {}
 
 
@@ -209,13 +194,10 @@ class HeldOutRidge(AbstractSolver):
     def check(self, functions, regulariser, num, dim):
         _check_closed_form(self, functions, regulariser)
 
-    def init(self, parameters):
-        return parameters.frozen
-
     def solve(self, key, problem, memory):
         train, held_out = split(key, problem, self.holdout)
-        gram, target = _normal_equations(train, memory)
-        held_gram, held_target = _normal_equations(held_out, memory)
+        target, gram = _normal_equations(train, memory)
+        held_target, held_gram = _normal_equations(held_out, memory)
         values, basis = jnp.linalg.eigh(gram)
         values = jnp.maximum(values, 0.0)
 
@@ -232,8 +214,8 @@ class HeldOutRidge(AbstractSolver):
 
         ridges = jnp.asarray(self.ridges, gram.dtype)
         ridge = ridges[jnp.argmin(jax.vmap(objective)(ridges))]
-
-        return Parameters(memory, ridge_weights(problem, memory, ridge)), memory, {"ridge": ridge}
+        weights = _divided(*_normal_equations(problem, memory), ridge)
+        return Parameters(memory, weights), memory, {"ridge": ridge}
 
 
 def _check_closed_form(solver, functions, regulariser):

@@ -109,12 +109,11 @@ class GradientDescent(AbstractSolver):
         key_split, key_loop = jax.random.split(key)
         num_steps = jnp.where(memory.started, self.num_steps, self.num_steps + self.warm_up)
         scale = self.unit.of(problem.metric, problem.particles[0])
+        extra = {}
         if self.holdout > 0:
             train, held_out = split(key_split, problem, self.holdout)
-            trainable, optimizer, done = self._early_stopped(
-                key_loop, train, held_out, scale, memory, num_steps
-            )
-            extra = {"inner_steps": done}
+            stopped = self._early_stopped(key_loop, train, held_out, scale, memory, num_steps)
+            trainable, optimizer, extra["inner_steps"] = stopped
         else:
 
             def body(i, carry):
@@ -123,8 +122,7 @@ class GradientDescent(AbstractSolver):
 
             start = (memory.parameters.trainable, memory.optimizer)
             trainable, optimizer = jax.lax.fori_loop(0, num_steps, body, start)
-            extra = {}
-        parameters = Parameters(memory.parameters.frozen, trainable)
+        parameters = memory.parameters._replace(trainable=trainable)
         return parameters, DescentMemory(parameters, optimizer, jnp.ones((), bool)), extra
 
     def _descend(self, key, problem, scale, memory, trainable, optimizer):
@@ -134,37 +132,33 @@ class GradientDescent(AbstractSolver):
             problem = problem.subset(jax.random.randint(key_batch, (self.batch_size,), 0, num))
 
         def loss(weights):
-            parameters = Parameters(memory.parameters.frozen, weights)
-            return problem.loss(key_loss, parameters) / scale
+            return problem.loss(key_loss, memory.parameters._replace(trainable=weights)) / scale
 
         updates, optimizer = self.optimizer.update(jax.grad(loss)(trainable), optimizer, trainable)
         return optax.apply_updates(trainable, updates), optimizer
 
     def _early_stopped(self, key, train, held_out, scale, memory, num_steps):
-        frozen = memory.parameters.frozen
         # Every inner step uses the same probes, so that held-out scores are comparable.
         key_held_out = jax.random.fold_in(key, 0)
 
         def score(weights):
-            return held_out.loss(key_held_out, Parameters(frozen, weights))
+            return held_out.loss(key_held_out, memory.parameters._replace(trainable=weights))
 
         def proceed(carry):
-            step, _, _, _, _, waited = carry
+            step, *_, waited = carry
             return (step < num_steps) & (waited < self.patience)
 
         def body(carry):
-            step, trainable, optimizer, best, best_score, waited = carry
+            step, fitted, best, lowest, waited = carry
             key_step = jax.random.fold_in(key, step + 1)
-            trainable, optimizer = self._descend(
-                key_step, train, scale, memory, trainable, optimizer
-            )
-            new = score(trainable)
-            better = new < best_score
-            best = jax.tree_util.tree_map(lambda a, b: jnp.where(better, a, b), trainable, best)
+            fitted = self._descend(key_step, train, scale, memory, *fitted)
+            new = score(fitted[0])
+            better = new < lowest
+            best = jax.tree.map(lambda a, b: jnp.where(better, a, b), fitted[0], best)
             waited = jnp.where(better, 0, waited + 1)
-            return step + 1, trainable, optimizer, best, jnp.minimum(new, best_score), waited
+            return step + 1, fitted, best, jnp.minimum(new, lowest), waited
 
         start = memory.parameters.trainable
-        carry = (jnp.zeros((), int), start, memory.optimizer, start, score(start), 0)
-        step, _, optimizer, best, _, _ = jax.lax.while_loop(proceed, body, carry)
+        carry = (jnp.zeros((), int), (start, memory.optimizer), start, score(start), 0)
+        step, (_, optimizer), best, _, _ = jax.lax.while_loop(proceed, body, carry)
         return best, optimizer, step

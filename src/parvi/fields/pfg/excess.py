@@ -21,10 +21,7 @@ from parvi.fields.pfg.functions import RandomFeatures
 
 
 def stein_excess(
-    functions: RandomFeatures,
-    frozen: PyTree[Array],
-    cloud: AbstractCloud,
-    ridge: float,
+    functions: RandomFeatures, frozen: PyTree[Array], cloud: AbstractCloud, ridge: float
 ) -> Float[Array, " d"]:
     """The excess in every direction. O(n k (k + d)) time, O(n (k + d)) memory."""
 
@@ -50,26 +47,13 @@ def excess_of(
     basis = jnp.linalg.eigh(fisher)[1]
     wanted = equations.wanted.T @ basis
     size = jnp.sum(wanted * (inverse @ wanted), axis=0)
+
+    # Some of the particles stand for draws of the target: the noise is n times the mean size that
+    # n independent draws would have.
     few = cloud.some()
-    noise = stein_noise(functions, frozen, few.particles, few.scores, inverse, basis)
-    return size * cloud.shape[0] / noise
-
-
-def stein_noise(
-    functions: RandomFeatures,
-    frozen: PyTree[Array],
-    particles: Float[Array, "n d"],
-    scores: Float[Array, "n d"],
-    inverse: Float[Array, "w w"],
-    basis: Float[Array, "d d"],
-) -> Float[Array, " d"]:
-    """n times the mean size that n independent draws would have, in the directions of a basis.
-
-    The particles stand for draws of the target; they may be some of those that are measured.
-    """
-    num, dim = particles.shape
-    features, slopes = functions.features_and_slopes(frozen, particles)
-    scores, directions = scores @ basis, frozen[0] @ basis
+    num, dim = few.shape
+    features, slopes = functions.features_and_slopes(frozen, few.particles)
+    scores, directions = few.scores @ basis, frozen[0] @ basis
     # The features are (1, z, bent) and their gradients (0, I, slope * direction).
     weighted = features @ inverse
     affine, bent = slice(1, dim + 1), slice(dim + 1, None)
@@ -80,4 +64,4 @@ def stein_noise(
     both = inverse[bent, bent] * (slopes.T @ slopes / num)
     trace = jnp.sum(basis * (inverse[affine, affine] @ basis), axis=0)
     trace = trace + 2 * mixed + jnp.sum(directions * (both @ directions), axis=0)
-    return square + 2 * cross + trace
+    return size * cloud.shape[0] / (square + 2 * cross + trace)

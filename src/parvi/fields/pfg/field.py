@@ -31,7 +31,7 @@ from parvi.fields.pfg.preconditioners import (
     Identity,
 )
 from parvi.fields.pfg.solvers import AbstractSolver, Problem
-from parvi.interface import AbstractField, AbstractVelocity, Fit, kl_rate
+from parvi.interface import AbstractField, AbstractVelocity, Fit, default_of, kl_rate
 
 # Number of particles at which the divergence of a base function is probed.
 _NUM_PROBED = 4
@@ -103,31 +103,17 @@ class PFG(AbstractField):
     """
 
     functions: AbstractFunctions
-    preconditioner: AbstractPreconditioner
-    solver: AbstractSolver
-    base_shift: float
-    regulariser: AbstractRegulariser
-    divergence: AbstractDivergence
+    preconditioner: AbstractPreconditioner = default_of(Identity())
+    solver: AbstractSolver = default_of(None)
+    base_shift: float = 0.0
+    regulariser: AbstractRegulariser = default_of(Quadratic())
+    divergence: AbstractDivergence = default_of(ExactDivergence())
 
-    def __init__(
-        self,
-        functions: AbstractFunctions,
-        preconditioner: AbstractPreconditioner | None = None,
-        solver: AbstractSolver | None = None,
-        base_shift: float = 0.0,
-        regulariser: AbstractRegulariser | None = None,
-        divergence: AbstractDivergence | None = None,
-    ):
-        if solver is None:
+    def __check_init__(self):
+        if self.solver is None:
             raise ValueError(
                 "PFG needs a solver: parvi.fields.Ridge() or parvi.fields.GradientDescent(...)."
             )
-        self.functions = functions
-        self.preconditioner = Identity() if preconditioner is None else preconditioner
-        self.solver = solver
-        self.base_shift = base_shift
-        self.regulariser = Quadratic() if regulariser is None else regulariser
-        self.divergence = ExactDivergence() if divergence is None else divergence
 
     @property
     def asks_means_only(self):
@@ -147,29 +133,19 @@ class PFG(AbstractField):
         if self.asks_means_only:
             return self._fit_in_one_pass(cloud, memory)
         key_solve, key_divergence, key_base = jax.random.split(key, 3)
+        functions, shift = self.functions, self.base_shift
         metric, preconditioner = self.preconditioner.update(cloud, memory.preconditioner)
-        problem = Problem(
-            self.functions,
-            self.divergence,
-            self.regulariser,
-            metric,
-            self.base_shift,
-            cloud,
-        )
+        problem = Problem(functions, self.divergence, self.regulariser, metric, shift, cloud)
         parameters, solver, extra = self.solver.solve(key_solve, problem, memory.solver)
-        velocity = PFGVelocity(
-            self.functions, parameters, self.base_shift, cloud.log_density, metric
-        )
-        following = PFGMemory(solver, preconditioner)
+        velocity = PFGVelocity(functions, parameters, shift, cloud.log_density, metric)
         values, divergences = self.divergence(
-            key_divergence, self.functions, parameters, cloud.particles
+            key_divergence, functions, parameters, cloud.particles
         )
-        if self.base_shift != 0.0:
-            values = values + self.base_shift * metric.solve(cloud.scores)
-            probed = _probed_base_divergences(key_base, cloud, metric)
-            divergences = divergences + self.base_shift * probed
+        if shift != 0.0:
+            values = values + shift * metric.solve(cloud.scores)
+            divergences = divergences + shift * _probed_base_divergences(key_base, cloud, metric)
         rate = kl_rate(values, divergences, cloud.scores)
-        return Fit(velocity, values, rate, extra), following
+        return Fit(velocity, values, rate, extra), PFGMemory(solver, preconditioner)
 
     def _fit_in_one_pass(self, cloud, memory):
         functions, frozen = self.functions, memory.solver
@@ -184,9 +160,8 @@ class PFG(AbstractField):
         of_metric, of_weights = cloud.mean(sums)
         metric, remembered = preconditioner.settle(of_metric, memory.preconditioner)
         weights, rate = solver.settle(functions, of_weights, metric)
-        velocity = PFGVelocity(
-            functions, Parameters(frozen, weights), 0.0, cloud.log_density, metric
-        )
+        parameters = Parameters(frozen, weights)
+        velocity = PFGVelocity(functions, parameters, 0.0, cloud.log_density, metric)
         fit = Fit(velocity, cloud.values(velocity.on), rate, {})
         return fit, PFGMemory(frozen, remembered)
 
@@ -197,13 +172,12 @@ def _probed_base_divergences(key, cloud, metric):
     Only the KL rate needs it, and a Hessian-vector product costs more than a score.
     """
     key_rows, key_probes = jax.random.split(key)
-    num = cloud.particles.shape[0]
     few = cloud.particles
-    if num > _NUM_PROBED:
-        few = few[jax.random.choice(key_rows, num, (_NUM_PROBED,), replace=False)]
+    if len(few) > _NUM_PROBED:
+        few = few[jax.random.choice(key_rows, len(few), (_NUM_PROBED,), replace=False)]
     probes = jax.random.rademacher(key_probes, few.shape, few.dtype)
 
     def one(x, probe):
-        return probe @ metric.solve(jax.jvp(jax.grad(cloud.log_density), (x,), (probe,))[1])
+        return probe @ metric.solve(cloud.hessian_product(x, probe))
 
     return jnp.mean(jax.vmap(one)(few, probes))

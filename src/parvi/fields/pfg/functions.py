@@ -173,8 +173,7 @@ class RandomFeatures(AbstractFeatures):
 
     def with_divergences(self, parameters, particles):
         dim = particles.shape[1]
-        directions, _ = parameters.frozen
-        weights = parameters.trainable
+        (directions, _), weights = parameters
         features, slopes = self.features_and_slopes(parameters.frozen, particles)
         per_feature = jnp.sum(directions * weights[:, dim + 1 :].T, axis=1)
         return features @ weights.T, jnp.trace(weights[:, 1 : dim + 1]) + slopes @ per_feature
@@ -269,10 +268,8 @@ class Network(AbstractFunctions):
     make: Callable[[Any, int], eqx.Module]
 
     def init(self, key, particles):
-        module = self.make(key, particles.shape[1])
-        arrays = eqx.filter(module, eqx.is_inexact_array)
-        cast = jax.tree_util.tree_map(lambda leaf: leaf.astype(particles.dtype), arrays)
-        return Parameters((), cast)
+        arrays = eqx.filter(self.make(key, particles.shape[1]), eqx.is_inexact_array)
+        return Parameters((), jax.tree.map(lambda leaf: leaf.astype(particles.dtype), arrays))
 
     def __call__(self, parameters, x):
         # The module's functions and sizes are not arrays, so the memory of the loop does not hold

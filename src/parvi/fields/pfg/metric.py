@@ -1,6 +1,8 @@
 """The metric H of the regulariser 1/2 |f|_H^2: how it multiplies and how it is inverted."""
 
 import abc
+import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,6 +22,13 @@ class AbstractMetric(eqx.Module):
     @abc.abstractmethod
     def solve(self, vectors: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """H^-1 v."""
+
+    def root(self) -> tuple[Any, float | Float[Array, ""]]:
+        """The symmetric square root, which is a metric too, and its log determinant."""
+        raise ValueError(
+            f"The square root of a {type(self).__name__} is not known; use a preconditioner whose "
+            "metric is diagonal, dense, framed or of Kronecker form."
+        )
 
     def mean_eigenvalue(self, like: Float[Array, " d"]) -> Float[Array, ""]:
         """tr(H) / d, from a few fixed vectors of signs, which is exact for a diagonal H."""
@@ -47,6 +56,9 @@ class IdentityMetric(AbstractMetric):
     def solve(self, vectors):
         return vectors
 
+    def root(self):
+        return self, 0.0
+
 
 class DiagonalMetric(AbstractMetric):
     """H = diag(h)."""
@@ -58,6 +70,9 @@ class DiagonalMetric(AbstractMetric):
 
     def solve(self, vectors):
         return vectors / self.diagonal
+
+    def root(self):
+        return DiagonalMetric(jnp.sqrt(self.diagonal)), 0.5 * jnp.sum(jnp.log(self.diagonal))
 
 
 class DenseMetric(AbstractMetric):
@@ -71,6 +86,10 @@ class DenseMetric(AbstractMetric):
 
     def solve(self, vectors):
         return ((vectors @ self.vectors) / self.values) @ self.vectors.T
+
+    def root(self):
+        log_determinant = 0.5 * jnp.sum(jnp.log(self.values))
+        return DenseMetric(jnp.sqrt(self.values), self.vectors), log_determinant
 
 
 class FramedMetric(AbstractMetric):
@@ -98,6 +117,20 @@ class KroneckerMetric(AbstractMetric):
     def solve(self, vectors):
         return self._blockwise(vectors, "solve")
 
+    def root(self):
+        roots: list[Any] = []
+        total = 0.0
+        for block in self.blocks:
+            if isinstance(block, DiagonalMetric):
+                root, log_determinant = block.root()
+            else:
+                (left, left_log), (right, right_log) = block[0].root(), block[1].root()
+                root = left, right
+                log_determinant = len(right.values) * left_log + len(left.values) * right_log
+            roots.append(root)
+            total = total + log_determinant
+        return KroneckerMetric(self.shapes, tuple(roots)), total
+
     def _blockwise(self, vectors, action):
         out = []
         for part, block in zip(split_blocks(vectors, self.shapes), self.blocks, strict=True):
@@ -115,9 +148,7 @@ def split_blocks(vectors, shapes):
     """Split flat vectors into parameters of these shapes."""
     parts, start = [], 0
     for shape in shapes:
-        size = 1
-        for length in shape:
-            size *= length
+        size = math.prod(shape)
         parts.append(vectors[..., start : start + size].reshape(*vectors.shape[:-1], *shape))
         start += size
     return parts

@@ -98,13 +98,3 @@ class Hutchinson(AbstractDivergence):
             return value, jnp.mean(jnp.sum(directions * jax.vmap(push)(directions), axis=1))
 
         return jax.vmap(one)(particles, probes)
-
-
-def stein_objective(
-    values: Float[Array, "n d"],
-    divergences: Float[Array, " n"],
-    penalties: Float[Array, " n"],
-    scores: Float[Array, "n d"],
-) -> Float[Array, ""]:
-    """The empirical objective, the mean over the particles of h(f) - f . s - div f."""
-    return jnp.mean(penalties - jnp.sum(values * scores, axis=1) - divergences)

@@ -7,7 +7,7 @@ averaged over steps, damped so that they stay positive definite, and raised to `
 
 import abc
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -30,9 +30,9 @@ from parvi.geometry.frame import DenseFrame
 class AbstractPreconditioner(eqx.Module):
     """Estimates H from a cloud, with a memory."""
 
-    @abc.abstractmethod
     def init(self, particles: Float[Array, "n d"]) -> PyTree[Array]:
-        """The memory before the first step."""
+        """The memory before the first step: nothing unless overridden."""
+        return ()
 
     @abc.abstractmethod
     def update(self, cloud: Cloud, memory: PyTree[Array]) -> tuple[AbstractMetric, Any]:
@@ -57,9 +57,6 @@ class AbstractMeansPreconditioner(AbstractPreconditioner):
 class Identity(AbstractMeansPreconditioner):
     """H = I: the plain Wasserstein gradient."""
 
-    def init(self, particles):
-        return ()
-
     def sums(self, block, weights):
         return ()
 
@@ -81,26 +78,17 @@ class AbstractAveraged(AbstractPreconditioner):
         from below at this share of the largest instead.
     """
 
-    if TYPE_CHECKING:
-        # As in ``AbstractSampler``.
-        @property
-        def exponent(self) -> float: ...
-        @property
-        def decay(self) -> float: ...
-        @property
-        def damping(self) -> float: ...
-    else:
-        exponent: eqx.AbstractVar[float]
-        decay: eqx.AbstractVar[float]
-        damping: eqx.AbstractVar[float]
+    exponent: float = 1.0
+    decay: float = 0.9
+    damping: float = 1e-3
 
     @abc.abstractmethod
     def estimate(self, cloud: AbstractCloud) -> Any:
         """The estimate from this cloud alone."""
 
-    @abc.abstractmethod
     def metric(self, average: Any) -> AbstractMetric:
-        """The metric of the average, by ``_diagonal`` or ``_dense``."""
+        """The metric of the average: a dense one unless overridden."""
+        return self._dense(average)
 
     def __check_init__(self):
         name = type(self).__name__
@@ -119,13 +107,10 @@ class AbstractAveraged(AbstractPreconditioner):
 
     def update(self, cloud, memory):
         (total, weight), new = memory, self.estimate(cloud)
-        total = jax.tree_util.tree_map(
-            lambda t, e: self.decay * t + (1 - self.decay) * e, total, new
-        )
+        total = jax.tree.map(lambda t, e: self.decay * t + (1 - self.decay) * e, total, new)
         weight = self.decay * weight + (1 - self.decay)
         # This corrects for the start at zero.
-        average = jax.tree_util.tree_map(lambda t: t / weight, total)
-        return self.metric(average), (total, weight)
+        return self.metric(jax.tree.map(lambda t: t / weight, total)), (total, weight)
 
     def _diagonal(self, average) -> DiagonalMetric:
         tiny = jnp.finfo(average.dtype).tiny
@@ -147,10 +132,6 @@ class AbstractAveraged(AbstractPreconditioner):
 class FisherDiagonal(AbstractAveraged):
     """H = diag E[s^2]: the paper's choice, as in Adagrad. O(n d). See ``AbstractAveraged``."""
 
-    exponent: float = 1.0
-    decay: float = 0.9
-    damping: float = 1e-3
-
     def estimate(self, cloud):
         return jnp.mean(cloud.scores**2, axis=0)
 
@@ -161,21 +142,13 @@ class FisherDiagonal(AbstractAveraged):
 class Fisher(AbstractAveraged):
     """H = E[s s^T], the Fisher information, large and so safe far away. O(n d^2 + d^3)."""
 
-    exponent: float = 1.0
-    decay: float = 0.9
-    damping: float = 1e-3
-
     def estimate(self, cloud):
         return cloud.scores.T @ cloud.scores / cloud.shape[0]
-
-    def metric(self, average):
-        return self._dense(average)
 
 
 class Hessian(AbstractAveraged):
     """H = -E[grad^2 log p], exact by d Hessian-vector products per particle. O(n d) memory."""
 
-    exponent: float = 1.0
     decay: float = 0.0
     damping: float = 1e-6
 
@@ -185,14 +158,10 @@ class Hessian(AbstractAveraged):
         products = -jax.lax.map(cloud.mean_hessian_product, basis)
         return (products + products.T) / 2
 
-    def metric(self, average):
-        return self._dense(average)
-
 
 class InverseCovariance(AbstractAveraged):
     """H = the inverse covariance of the particles. O(n d^2 + d^3)."""
 
-    exponent: float = 1.0
     decay: float = 0.0
     damping: float = 1e-6
 
@@ -214,9 +183,6 @@ class RegressedHessian(AbstractPreconditioner):
     at most a factor of 2.
     """
 
-    def init(self, particles):
-        return ()
-
     def update(self, cloud, memory):
         frame = DenseFrame.of(cloud.particles)
         slope = -frame.pull(cloud.scores).T @ frame.enter(cloud.particles)
@@ -232,9 +198,6 @@ class WhitenedCurvature(AbstractMeansPreconditioner):
     sign it still says how far a step may go. Use it inside ``Whitened``. O(n d^2 + d^3).
     """
 
-    def init(self, particles):
-        return ()
-
     def sums(self, block, weights):
         return block.scores.T @ (weights[:, None] * block.particles)
 
@@ -244,9 +207,6 @@ class WhitenedCurvature(AbstractMeansPreconditioner):
 
 class StandardisedCurvature(AbstractMeansPreconditioner):
     """H = diag |E[s z]|, at least 1, for standardised particles z. O(n d)."""
-
-    def init(self, particles):
-        return ()
 
     def sums(self, block, weights):
         return weights @ (block.scores * block.particles)
@@ -269,10 +229,17 @@ class Kronecker(AbstractAveraged):
         takes them from a pytree that looks like a particle.
     """
 
-    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True)
-    exponent: float = 1.0
-    decay: float = 0.9
-    damping: float = 1e-3
+    shapes: tuple[tuple[int, ...], ...] = eqx.field(static=True, default=())
+
+    def __init__(
+        self,
+        shapes: tuple[tuple[int, ...], ...],
+        exponent: float = 1.0,
+        decay: float = 0.9,
+        damping: float = 1e-3,
+    ):
+        self.shapes = shapes
+        self.exponent, self.decay, self.damping = exponent, decay, damping
 
     @classmethod
     def like(cls, particle: PyTree, **settings: float) -> "Kronecker":

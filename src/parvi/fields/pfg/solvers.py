@@ -6,12 +6,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from parvi.cloud import AbstractCloud, Cloud
 from parvi.fields.pfg.functions import AbstractFunctions, Parameters
 from parvi.fields.pfg.metric import AbstractMetric
-from parvi.fields.pfg.objective import AbstractDivergence, AbstractRegulariser, stein_objective
+from parvi.fields.pfg.objective import AbstractDivergence, AbstractRegulariser
 
 
 class Problem(eqx.Module):
@@ -46,7 +47,7 @@ class Problem(eqx.Module):
         values, divergences = self.divergence(key, self.functions, parameters, self.particles)
         base = self.base_shift * self.metric.solve(self.scores) if self.base_shift else 0.0
         penalties = self.regulariser.penalties(values + base, self.metric)
-        return stein_objective(values, divergences, penalties, self.scores)
+        return jnp.mean(penalties - jnp.sum(values * self.scores, axis=1) - divergences)
 
 
 class AbstractSolver(eqx.Module):
@@ -58,9 +59,9 @@ class AbstractSolver(eqx.Module):
     ) -> None:
         """Raise ``ValueError`` if this solver cannot solve such problems."""
 
-    @abc.abstractmethod
     def init(self, parameters: Parameters) -> PyTree[Array]:
-        """The memory before the first fit."""
+        """The memory before the first fit: the frozen parameters unless overridden."""
+        return parameters.frozen
 
     @abc.abstractmethod
     def solve(

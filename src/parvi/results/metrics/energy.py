@@ -1,10 +1,4 @@
-"""The energy distance, and the worth of a particle that follows from it.
-
-    D(x, y) = 2 E|x - y| - E|x - x'| - E|y - y'|          (Szekely & Rizzo 2013)
-
-is zero only between equal distributions and has no parameter. For n independent draws of the truth
-its expectation is c/n with c = E|y - y'|, which is the unit of ``worth``.
-"""
+"""The energy distance (Szekely & Rizzo 2013), and the worth of a particle that follows from it."""
 
 import numpy as np
 from jaxtyping import ArrayLike, Float
@@ -18,9 +12,10 @@ def energy_distance(
 ) -> float:
     """2 E|x - y| - E|x - x'| - E|y - y'| (Szekely & Rizzo 2013), over distinct pairs of y.
 
-    ``x`` is a set of particles, taken as a distribution. ``y`` is a sample of the truth, whose own
-    noise is removed, so the result may fall below zero by that noise. For n independent draws the
-    expectation is E|y - y'| / n. O((n + m)^2 d) time, in tiles of ``block_size`` squared.
+    It is zero only between equal distributions and has no parameter. ``x`` is a set of particles,
+    taken as a distribution. ``y`` is a sample of the truth, whose own noise is removed, so the
+    result may fall below zero by that noise. For n independent draws the expectation is c / n with
+    c = E|y - y'|, the unit of ``worth``. O((n + m)^2 d) time, in tiles of ``block_size`` squared.
 
     Examples
     --------

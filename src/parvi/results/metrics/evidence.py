@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import ArrayLike, Float
 
 from parvi.geometry.frame import DenseFrame
-from parvi.results.metrics.inputs import as_points, as_vector, check_at_least
+from parvi.results.metrics.inputs import as_points, as_shaped, check_at_least
 from parvi.results.metrics.pairs import BLOCK_SIZE, blocks, squares
 
 
@@ -60,7 +60,7 @@ def elbo(
         Side of the tiles in which pairs are computed.
     """
     x = as_points(particles, "particles", at_least=2)
-    values = as_vector(log_densities, "log_densities", len(x))
+    values = as_shaped(log_densities, "log_densities", (len(x),))
     check_at_least(block_size, "block_size")
     num, dim = x.shape
     h = bandwidth(num, dim)

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import ArrayLike, Float
 
-from parvi.results.metrics.inputs import as_shaped, as_vector
+from parvi.results.metrics.inputs import as_shaped
 
 
 def gaussian_kl(
@@ -17,7 +17,7 @@ def gaussian_kl(
     It is infinite if only ``covariance_p`` is singular.
     """
     dim = np.size(mean_p)
-    difference = as_vector(mean_q, "mean_q", dim) - as_vector(mean_p, "mean_p", dim)
+    difference = as_shaped(mean_q, "mean_q", (dim,)) - as_shaped(mean_p, "mean_p", (dim,))
     covariance_p = as_shaped(covariance_p, "covariance_p", (dim, dim))
     covariance_q = as_shaped(covariance_q, "covariance_q", (dim, dim))
     try:

@@ -45,11 +45,6 @@ def as_scored(
     return points, gradients
 
 
-def as_vector(values: ArrayLike, name: str, length: int) -> Float[np.ndarray, " n"]:
-    """A finite float64 array of shape (length,)."""
-    return as_shaped(values, name, (length,))
-
-
 def as_shaped(values: ArrayLike, name: str, shape: tuple[int, ...]) -> Float[np.ndarray, "..."]:
     """A finite float64 array of this shape."""
     array = _as_finite(values, name)

@@ -18,13 +18,7 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Key
 
 from parvi.evaluation import LIGHT, quickly
-from parvi.kernels import (
-    IMQ,
-    AbstractKernel,
-    AbstractRadialKernel,
-    Median,
-    square_distances,
-)
+from parvi.kernels import IMQ, AbstractKernel, AbstractRadialKernel, Median, square_distances
 from parvi.results.metrics.bootstrap import AbstractBootstrap, WildBootstrap
 from parvi.results.metrics.inputs import as_key, as_scored, check_at_least
 from parvi.results.metrics.mean_discrepancy import MEDIAN_POINTS
@@ -160,18 +154,15 @@ def _tiled_forms(kernel, x, s, weights, side, diagonal):
     def add(total, tile):
         i, j = tile
 
-        def rows(array):
-            return jax.lax.dynamic_slice_in_dim(array, i * side, side)
-
-        def columns(array):
-            return jax.lax.dynamic_slice_in_dim(array, j * side, side)
+        def block(array, number):
+            return jax.lax.dynamic_slice_in_dim(array, number * side, side)
 
         own = i == j
         mask = jnp.where(own, others, 1.0)
-        u = _stein_kernel(kernel, rows(x), rows(s), columns(x), columns(s), mask)
+        u = _stein_kernel(kernel, block(x, i), block(s, i), block(x, j), block(s, j), mask)
         if not diagonal:
             u = u * mask
-        form = jnp.sum((rows(weights.T).T @ u) * columns(weights.T).T, axis=1)
+        form = jnp.sum((block(weights.T, i).T @ u) * block(weights.T, j).T, axis=1)
         return total + jnp.where(own, 1, 2) * form, None
 
     tiles = np.triu_indices(num_blocks)

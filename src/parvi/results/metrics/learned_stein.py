@@ -90,10 +90,8 @@ def learned_stein_discrepancy(
         order = np.asarray(jax.random.permutation(key_split, len(x)))
         test, train = order[:num_test], order[num_test:]
         arrays = (jnp.asarray(part) for part in (x[train], s[train], x[test], s[test]))
-        stein, norms = _held_out(
-            key_fit, functions, solver, jnp.asarray(regularisation, float), *arrays
-        )
-        stein, norms = np.asarray(stein), np.asarray(norms)
+        scale = jnp.asarray(regularisation, float)
+        stein, norms = map(np.asarray, _held_out(key_fit, functions, solver, scale, *arrays))
     discrepancy = float(stein.mean())
     error = float(stein.std(ddof=1)) / num_test**0.5
     # A critic that is zero found nothing, which is the middle of the null distribution.

@@ -61,11 +61,8 @@ def mmd(
     if not h > 0:
         raise ValueError(f"The bandwidth must be positive, got {h}.")
 
-    def kernel(squares: np.ndarray) -> np.ndarray:
-        total = np.zeros_like(squares)
-        for scale in scales:
-            total += np.exp(squares * (-1 / (scale * h)))
-        return total
+    def kernel(squares):
+        return sum(np.exp(squares * (-1 / (scale * h))) for scale in scales)
 
     within_x = mean_over_own_pairs(kernel, x, block_size, distinct=unbiased)
     within_y = mean_over_own_pairs(kernel, y, block_size, distinct=unbiased)

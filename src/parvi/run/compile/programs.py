@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from parvi.cloud import Cloud, Place
-from parvi.counting import numbers
+from parvi.counting import numbers, separated, together
 from parvi.evaluation import QUICK, evaluate, quickly
 from parvi.interface import AbstractSampler, Info
 from parvi.run.compile.policy import CAREFUL, Cost, Plan, planned
@@ -64,8 +64,7 @@ def begin(context: Context, number: int, place: Place, first: int, careful: bool
     remember = _careful_start if careful else _quick_start
     # The particles do not pass through the program, which would copy them.
     memory, rule, bound = remember(context, jnp.int32(number), place)
-    running = jnp.asarray(Status.RUNNING, jnp.int32)
-    return Carry(jnp.int32(first), place, memory, rule, running, bound)
+    return Carry(jnp.int32(first), place, memory, rule, jnp.int32(Status.RUNNING), bound)
 
 
 def _start(context: Context, number: Int[Array, ""], place: Place):
@@ -159,23 +158,9 @@ def _loop(traced, structure, carry, rest, until):
     return jax.tree_util.tree_unflatten(treedef, carry), records
 
 
-class _Static(NamedTuple):
-    """The parts of a context that are not arrays, and so belong to the program."""
-
-    leaves: tuple
-    structure: Any
-
-
-def _split(context: Context) -> tuple[_Static, list]:
-    arrays, static = eqx.partition(context, eqx.is_array)
-    leaves, structure = jax.tree_util.tree_flatten(static, is_leaf=lambda leaf: leaf is None)
-    return _Static(tuple(leaves), structure), arrays
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _traceable(static, carry, arrays):
-    context = eqx.combine(arrays, jax.tree_util.tree_unflatten(static.structure, static.leaves))
-    return one_step(context, carry)
+    return one_step(together(static, arrays), carry)
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -193,7 +178,7 @@ class Stepper:
 
     def __init__(self, context: Context, carry: Carry, plan: Plan | None = None):
         self.context = context
-        static, self._arrays = _split(context)
+        static, self._arrays = separated(context)
         # jit remembers its traces, so a second run traces nothing.
         traced = _traceable.trace(static, carry, self._arrays)
         structure = jax.tree_util.tree_structure(traced.out_info)
@@ -203,21 +188,21 @@ class Stepper:
 
     def advance(self, carry: Carry, until: int, first: int, in_place: bool) -> tuple[Carry, Record]:
         """Make steps of a stage that began with step ``first``, in the program of the plan."""
-        plan = self.plan
-        goal, number = np.int32(until), int(carry.step)
-        if number < first + plan.quick_steps:
-            goal = np.int32(min(until, first + plan.quick_steps))
-            if plan.apart:
-                return self._apart(carry, goal)
-            return self.programs.quick(carry, self._arrays, goal)
-        program = self.programs.in_place if in_place else self.programs.careful
-        return program(carry, self._arrays, goal)
+        change = first + self.plan.quick_steps
+        if int(carry.step) < change:
+            until = min(until, change)
+            if self.plan.apart:
+                return self._apart(carry, until)
+            program = self.programs.quick
+        else:
+            program = self.programs.in_place if in_place else self.programs.careful
+        return program(carry, self._arrays, np.int32(until))
 
     def lowered(self, carry: Carry) -> Any:
         """The careful program before its compilation, for inspection."""
         return self.programs.careful.lower(carry, self._arrays, np.int32(0))
 
-    def _apart(self, carry: Carry, until) -> tuple[Carry, Record]:
+    def _apart(self, carry: Carry, until: int) -> tuple[Carry, Record]:
         """Make steps of three programs, of which only the log density is compiled with care.
 
         Calling them one by one costs a millisecond or two of a step that takes fifty or more.
