@@ -45,8 +45,10 @@ def planned(cost: Cost, is_fixed: bool) -> Plan:
     """The plan for a stage; ``is_fixed`` says whether every step has the same log density."""
     if jax.default_backend() != "cpu" or cost.own > LIGHT:
         return CAREFUL
-    apart = is_fixed and cost.density > LIGHT
-    light = cost.own if apart else cost.own + cost.density
-    if light > LIGHT:
+    light = cost.own + cost.density
+    apart = is_fixed and light > LIGHT
+    if apart:
+        light = cost.own
+    elif light > LIGHT:
         return CAREFUL
     return Plan(int(_BUDGET // max(light, 1)), apart)
