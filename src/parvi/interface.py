@@ -207,6 +207,22 @@ class AbstractSampler(eqx.Module):
         """
         return False
 
+    @property
+    def compares_densities(self) -> bool:
+        """Whether it compares log densities of different steps, so that they must be the same.
+
+        In a sequence such a stage is left out if the target takes a new mini-batch every step.
+        """
+        return False
+
+    def told(self, start: Float[Array, "m d"], reports: dict[str, Any]) -> "AbstractSampler":
+        """The sampler, told where some particles of the run began and what stages reported."""
+        return self
+
+    def report(self, memory: PyTree[Array]) -> Any:
+        """What the run and later stages should know when the stage is over, by its name."""
+        return None
+
     @abc.abstractmethod
     def init(self, key: Key[Array, ""], cloud: Cloud) -> PyTree[Array]:
         """The memory before the first step."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from parvi.run.sharding import particle_sharding, spread
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.default import pfg
 from parvi.samplers.sequence import Sequence
-from parvi.status import SamplingError, SamplingInterrupted, Status
+from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
 
@@ -182,6 +183,8 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
         timing=Timing(seconds, run.compile_seconds),
         num_moved=num_moved,
     )
+    if status == Status.NOT_AT_REST:
+        warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)
     if throw and interrupted:
         raise SamplingInterrupted(
             f"{status.message} The particles after {result.num_steps} steps are in the .result of "
@@ -197,3 +200,18 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
             result,
         )
     return result
+
+
+def _unrest(run: Run, result: Result) -> str:
+    """What is not at rest, and what to try."""
+    assert run.target.layout is not None
+    names = run.target.layout.flat_names()
+    changes = np.asarray(run.reports[run.stage.name])
+    worst = [f"{names[i]} ({changes[i]:.1f})" for i in np.argsort(-changes)[:5]]
+    return (
+        f"{Status.NOT_AT_REST.name}: {Status.NOT_AT_REST.message} After {result.num_steps} steps, "
+        "the largest changes of a mean or variance, in standard errors, are those of "
+        f"{', '.join(worst)}. Do not take these particles for a sample. Try more particles, a "
+        "start closer to the target, or another parametrisation (non-centred, or on another "
+        "scale); result.check() says more."
+    )

@@ -13,6 +13,7 @@ class Status(enum.IntEnum):
     DIVERGED = 4
     STALLED = 5
     INTERRUPTED = 6
+    NOT_AT_REST = 7
 
     @property
     def failed(self) -> bool:
@@ -36,6 +37,7 @@ _MESSAGES = {
     Status.DIVERGED: "The particles ran away, further than their dtype can resolve.",
     Status.STALLED: "No move was accepted, however short.",
     Status.INTERRUPTED: "The run was interrupted.",
+    Status.NOT_AT_REST: "The target's own dynamics still move the particles.",
 }
 
 
@@ -45,6 +47,10 @@ class SamplingError(RuntimeError):
     def __init__(self, message: str, result):
         super().__init__(message)
         self.result = result
+
+
+class NotAtRestWarning(UserWarning):
+    """The particles did not pass the run's own test, and are probably not a sample."""
 
 
 class SamplingInterrupted(KeyboardInterrupt):

@@ -15,6 +15,16 @@ class AbstractFrame(eqx.Module):
 
     mean: eqx.AbstractVar[Float[Array, " d"]]
 
+    @property
+    @abc.abstractmethod
+    def sds(self) -> Float[Array, " d"]:
+        """The standard deviation of every coordinate."""
+
+    @property
+    @abc.abstractmethod
+    def log_volume(self) -> Float[Array, ""]:
+        """log |det L|."""
+
     @abc.abstractmethod
     def stretch(self, z: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """L z: directions from the frame to the original coordinates."""
@@ -54,6 +64,14 @@ class DiagonalFrame(AbstractFrame):
     def of(cls, particles: Float[Array, "n d"]) -> "DiagonalFrame":
         """The frame of the particles' own mean and standard deviations."""
         return cls(jnp.mean(particles, axis=0), jnp.sqrt(_variances(particles)))
+
+    @property
+    def sds(self):
+        return self.scale
+
+    @property
+    def log_volume(self):
+        return jnp.sum(jnp.log(self.scale))
 
     def stretch(self, z):
         return z * self.scale
@@ -95,6 +113,14 @@ class DenseFrame(AbstractFrame):
         inverse = jax.scipy.linalg.solve_triangular(factor, identity, lower=True)
         return cls(mean, sd[:, None] * factor, inverse / sd)
 
+    @property
+    def sds(self):
+        return jnp.sqrt(jnp.sum(self.factor**2, axis=1))
+
+    @property
+    def log_volume(self):
+        return jnp.linalg.slogdet(self.factor)[1]
+
     def stretch(self, z):
         return z @ self.factor.T
 
@@ -111,6 +137,99 @@ class DenseFrame(AbstractFrame):
         # This needs no second array of the size of dx.
         moment = dx.T @ dx / len(dx)
         return jnp.sum((self.inverse @ moment) * self.inverse, axis=1)
+
+
+class LowRankFrame(AbstractFrame):
+    """L = diag(scale) (I + U (R - I) U^T), with orthonormal columns U and roots R. O(n d k).
+
+    It is for fewer particles than would determine a covariance. The particles and their scores
+    together tell more: for a Gaussian of covariance C the covariance of the scores is C^-1 and
+    both carry the same noise, so C is the geometric mean of the first and the inverse of the
+    second, exactly. It is taken in the span of the widest directions of both
+    (nutpie adapts chains so).
+    """
+
+    mean: Float[Array, " d"]
+    scale: Float[Array, " d"]
+    vectors: Float[Array, "d k"]
+    roots: Float[Array, " k"]
+
+    @classmethod
+    def of(
+        cls, particles: Float[Array, "n d"], scores: Float[Array, "n d"], rank: int = 32
+    ) -> "LowRankFrame":
+        """The frame of these particles and scores, with ``rank`` directions of each."""
+        num, dim = particles.shape
+        rank = max(1, min(rank, num // 8, dim // 4))
+        mean = jnp.mean(particles, axis=0)
+        spread, pulls = jnp.sqrt(_variances(particles)), jnp.sqrt(_variances(scores))
+        scale = jnp.sqrt(spread / pulls)
+        x = (particles - mean) / scale
+        s = (scores - jnp.mean(scores, axis=0)) * scale
+        both = jnp.concatenate([_widest(x, rank), _widest(s, rank)], axis=1)
+        basis = jnp.linalg.qr(both)[0]
+        wide, steep = (_moment(rows @ basis) for rows in (x, s))
+        values, turned = jnp.linalg.eigh(_geometric_mean(wide, steep))
+        roots = jnp.sqrt(jnp.maximum(values, jnp.finfo(x.dtype).eps))
+        return cls(mean, scale, basis @ turned, roots)
+
+    @property
+    def sds(self):
+        return self.scale * jnp.sqrt(1 + self.vectors**2 @ (self.roots**2 - 1))
+
+    @property
+    def log_volume(self):
+        return jnp.sum(jnp.log(self.scale)) + jnp.sum(jnp.log(self.roots))
+
+    def _turned(self, rows, roots):
+        return rows + ((rows @ self.vectors) * (roots - 1)) @ self.vectors.T
+
+    def stretch(self, z):
+        return self._turned(z, self.roots) * self.scale
+
+    def pull(self, s):
+        return self._turned(s * self.scale, self.roots)
+
+    def shrink(self, dx):
+        return self._turned(dx / self.scale, 1 / self.roots)
+
+    def push(self, s):
+        return self._turned(s, 1 / self.roots) / self.scale
+
+
+def _widest(rows: Float[Array, "n d"], rank: int) -> Float[Array, "d k"]:
+    """Orthonormal directions of about the largest variance, by power iterations."""
+    first = jax.random.rademacher(jax.random.key(0), (rows.shape[1], rank), rows.dtype)
+
+    def multiply(_, basis):
+        return jnp.linalg.qr(rows.T @ (rows @ basis))[0]
+
+    return jax.lax.fori_loop(0, 4, multiply, first)
+
+
+def _moment(rows):
+    identity = jnp.eye(rows.shape[1], dtype=rows.dtype)
+    return rows.T @ rows / len(rows) + 1e-5 * identity
+
+
+def _geometric_mean(wide: Float[Array, "k k"], steep: Float[Array, "k k"]) -> Float[Array, "k k"]:
+    """The positive solution C of C steep C = wide."""
+    root, inverse = _roots(steep)
+    return inverse @ _roots(root @ wide @ root)[0] @ inverse
+
+
+def _roots(matrix):
+    """The square root of a positive matrix, and its inverse."""
+    values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
+    roots = jnp.sqrt(jnp.maximum(values, jnp.finfo(matrix.dtype).eps))
+    return (vectors * roots) @ vectors.T, (vectors / roots) @ vectors.T
+
+
+def frame_for_flights(particles: Float[Array, "n d"], scores: Float[Array, "n d"]) -> AbstractFrame:
+    """A dense frame if the particles determine their covariance, else one of low rank."""
+    if tells_covariance(particles.shape):
+        return DenseFrame.of(particles)
+    return LowRankFrame.of(particles, scores)
 
 
 def tells_covariance(shape: tuple[int, ...]) -> bool:

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import Cloud, Place
@@ -32,6 +32,8 @@ from parvi.targets.target import AbstractTarget
 # Particles of this many bytes (32 MB) or more are moved in place, and their scores are not held if
 # the sampler does not need them.
 _LARGE = 1 << 25
+# Number of first particles that stages are told.
+_NUM_TOLD = 24
 
 
 class Run:
@@ -49,6 +51,8 @@ class Run:
         ``RUNNING`` until the last stage is done or one has failed.
     history
         The records of all steps, in blocks, with the names of their stages.
+    reports
+        What each stage that is over has reported.
     compile_seconds
         Seconds spent in calls that compiled.
 
@@ -90,9 +94,12 @@ class Run:
         self._number = self._first = -1
         self._stepper: Any = None
         self._compiles = True
-        self._done: tuple[str, ...] = ()
+        self._done: dict[str, Status] = {}
         self._kept: dict[str, Place] = {}
+        self.reports: dict[str, Any] = {}
         num, dim = place.particles.shape
+        rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
+        self._start = _rows_of(place.particles, rows, sharding)
         self._is_large = num * dim * place.particles.dtype.itemsize >= _LARGE
         self._enter(place, 0)
 
@@ -194,11 +201,15 @@ class Run:
     def _leave(self, ended: Status) -> None:
         """End a stage: enter the next one, go back, or end the run."""
         stage = self.stage
-        self._done = (*self._done, stage.name)
-        if ended == Status.CONVERGED:
-            self._enter(self.carry.place, self.num_steps)
-        elif ended == Status.MAX_STEPS and stage.back_to is not None:
-            self._undo(stage.back_to)
+        self._done[stage.name] = ended
+        self.reports[stage.name] = stage.sampler.report(self.carry.memory)
+        unfinished = ended in (Status.MAX_STEPS, Status.NOT_AT_REST)
+        back_to = next((name for name in stage.back_to if name in self._done), None)
+        if unfinished and back_to is not None:
+            self._undo(back_to)
+            ended = Status.CONVERGED
+        if ended in (Status.CONVERGED, Status.NOT_AT_REST):
+            self._enter(self.carry.place, self.num_steps, ended)
         else:
             self.status = ended
 
@@ -211,24 +222,26 @@ class Run:
             (f"{stage}, undone" if stage in undone else stage, records)
             for stage, records in self.history
         ]
-        self.status = Status.CONVERGED
 
-    def _enter(self, place: Place, first: int) -> None:
-        """Enter the next stage whose condition holds, or end the run."""
+    def _enter(self, place: Place, first: int, ended: Status = Status.CONVERGED) -> None:
+        """Enter the next stage whose condition holds, or end the run as the last stage ended."""
         before = time.perf_counter()
         stages = self.sampler.stages
         for number in range(self._number + 1, len(stages)):
             stage = stages[number]
+            if self._is_staged and stage.sampler.compares_densities and not self.target.is_fixed:
+                continue
             wanted = stage.when.known(place.particles.shape, self._done)
             if wanted is None:
                 wanted = bool(_holds(stage.when, place, self.target, self.key))
             if not wanted:
                 continue
             self._number, self._first = number, first
-            if any(later.back_to == stage.name for later in stages):
+            if any(stage.name in later.back_to for later in stages):
                 # This is a copy, because the arrays themselves may be donated.
                 self._kept[stage.name] = jax.tree_util.tree_map(jnp.copy, place)
-            sampler = jax.tree_util.tree_map(_on_device, stage.sampler)
+            sampler = stage.sampler.told(self._start, self.reports)
+            sampler = jax.tree_util.tree_map(_on_device, sampler)
             if self._sharding is not None:
                 sampler = replicate(sampler, self._sharding.mesh)
             place = self._read(place, held=not (self._is_large and sampler.asks_means_only))
@@ -245,7 +258,7 @@ class Run:
                 f"No stage can begin: the conditions of {names} do not hold for the first "
                 "particles; give the first stage the condition Always()."
             )
-        self.status = Status.CONVERGED
+        self.status = ended
 
     def _read(self, place: Place, held: bool) -> Place:
         """The place with or without its scores."""
@@ -257,6 +270,13 @@ class Run:
             values, scores = evaluate(self.target.full(), place.particles)
             return Place(place.particles, scores, values)
         return _evaluated(self.target, self.key, place.particles)
+
+
+def _rows_of(particles, rows, sharding):
+    if sharding is None:
+        return particles[rows]
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.jit(lambda every: every[rows], out_shardings=everywhere)(particles)
 
 
 @quickly

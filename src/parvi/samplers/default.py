@@ -10,8 +10,6 @@
    run goes back to the particles before the path.
 """
 
-import math
-
 from parvi.fields.clipped import Clipped
 from parvi.fields.framed import Standardised, WhereTold, Whitened
 from parvi.fields.pfg.closed_form import Irrotational
@@ -19,19 +17,24 @@ from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear, Scaling
 from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
 from parvi.samplers.bend import Bend
+from parvi.samplers.explore import Explore, Verify
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
+from parvi.samplers.scout import Scout
 from parvi.samplers.sequence import (
     After,
     Both,
     Clumped,
+    Either,
     EnoughToBend,
     FarFromGaussian,
     Sequence,
     Stage,
     TooFewToBend,
+    Without,
 )
 from parvi.samplers.temper import Temper
+from parvi.status import Status
 from parvi.steppers import LineSearch, TrustRegion
 from parvi.stopping import KLRate
 
@@ -52,7 +55,7 @@ def affine(share: float = 0.01, patience: int = 5, max_steps: int = 5000) -> Flo
     return Flow(WhereTold(whitened, scaled), stepper, KLRate(share, patience), max_steps)
 
 
-def pfg(num_features: int | None = None, max_steps: int = 5000) -> Sequence:
+def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     """The default: PFG with nothing to tune, which stops by itself.
 
     It first fits affine maps in closed form, in the particles' own coordinates, then maps that
@@ -79,17 +82,31 @@ def pfg(num_features: int | None = None, max_steps: int = 5000) -> Sequence:
     >>> bool(abs(result.particles.mean() - 3) < 1e-2)
     True
     """
+    if num_features == 0:
+        return Sequence(Stage("affine alone", affine()), max_steps=max_steps)
     bend = Bend(num_features)
-    bends = EnoughToBend(bend)
-    # Each temperature has only one round, so it has to come closer to rest than others.
-    path = Bend(num_features, fall=0.03, max_age=30, gain=math.inf)
+    bends, few = EnoughToBend(bend), TooFewToBend(bend)
+    lost = Status.NOT_AT_REST
+    found = After("scout", lost)
+    # No flight crosses from mode to mode, so it only tests them one by one.
+    verify = Verify(better_than_draws=True)
+    within = Verify(least_mobility=0.0, better_than_draws=True)
+    explored = After("explore", Status.CONVERGED)
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),
-        Stage("affine alone", affine(), when=TooFewToBend(bend)),
+        Stage("affine alone", affine(), when=few),
         Stage("bend", bend, when=bends),
-        Stage("fly", Fly(), when=Both(bends, FarFromGaussian())),
+        Stage("scout", Scout(), when=bends),
+        Stage("temper", Temper(), when=Both(bends, Either(found, Clumped()))),
+        Stage("settle", Bend(num_features, patience=10), when=After("temper"), back_to=("settle",)),
+        Stage("fly", Fly(), when=Both(bends, Both(Without("temper"), FarFromGaussian()))),
         Stage("bend again", Bend(num_features, fall=0.1), when=After("fly")),
-        Stage("temper", Temper(path), when=Both(bends, Clumped())),
-        Stage("settle", Bend(num_features, patience=10), when=After("temper"), back_to="temper"),
+        Stage("verify modes", within, when=After("temper"), back_to=("settle",)),
+        Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
+        Stage("verify", verify, when=Without("temper")),
+        Stage("explore", Explore(), when=After("verify", lost)),
+        Stage("polish", Bend(num_features), when=Both(bends, explored)),
+        Stage("polish alone", affine(), when=Both(few, explored)),
+        Stage("verify again", verify, when=explored, back_to=("polish", "polish alone")),
         max_steps=max_steps,
     )

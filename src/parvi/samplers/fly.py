@@ -77,6 +77,10 @@ class Fly(AbstractSampler):
                 f"{self.longest} and {self.spread}."
             )
 
+    @property
+    def compares_densities(self):
+        return True
+
     def init(self, key, cloud):
         zeros = jnp.zeros_like(cloud.particles)
         flight = Flight(cloud.particles, cloud.scores, zeros, zeros[:, 0], zeros[:, 0])

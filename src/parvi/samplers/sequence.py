@@ -14,13 +14,17 @@ from parvi.geometry.clumps import separated
 from parvi.geometry.frame import InFrame, own_frame
 from parvi.interface import AbstractSampler
 from parvi.samplers.bend import Bend
+from parvi.status import Status
 
 
 class AbstractCondition(eqx.Module):
     """Whether a stage runs; evaluated when the stages before it are done."""
 
-    def known(self, shape: tuple[int, ...], done: tuple[str, ...]) -> bool | None:
-        """The answer if it does not depend on the particles, else None."""
+    def known(self, shape: tuple[int, ...], done: dict[str, Status]) -> bool | None:
+        """The answer if it does not depend on the particles, else None.
+
+        ``done`` has the stages that have run, and how each ended.
+        """
         return None
 
     @abc.abstractmethod
@@ -43,12 +47,13 @@ class Always(AbstractKnownCondition):
 
 
 class After(AbstractKnownCondition):
-    """The stage runs if the stage called ``name`` has run."""
+    """The stage runs if the stage called ``name`` has run, and ended as ``ended`` if given."""
 
     name: str
+    ended: Status | None = None
 
     def known(self, shape, done):
-        return self.name in done
+        return self.name in done and self.ended in (None, done[self.name])
 
 
 class EnoughToBend(AbstractKnownCondition):
@@ -80,6 +85,28 @@ class Both(AbstractCondition):
 
     def holds(self, cloud):
         return self.second.holds(cloud)
+
+
+class Either(AbstractCondition):
+    """The stage runs if either condition holds; the second is evaluated only if the first fails."""
+
+    first: AbstractKnownCondition
+    second: AbstractCondition
+
+    def known(self, shape, done):
+        return True if self.first.known(shape, done) else self.second.known(shape, done)
+
+    def holds(self, cloud):
+        return self.second.holds(cloud)
+
+
+class Without(AbstractKnownCondition):
+    """The stage runs if the stage called ``name`` has not run."""
+
+    name: str
+
+    def known(self, shape, done):
+        return self.name not in done
 
 
 class FarFromGaussian(AbstractCondition):
@@ -118,13 +145,15 @@ class Stage(eqx.Module):
         The condition under which the stage runs.
     back_to
         If the stage does not come to rest, the particles return to where they were before the
-        earlier stage of this name. With None, the run ends as the stage did.
+        first of these earlier stages that has run, and the run goes on from there. Without any,
+        the run ends as the stage did, unless it ended as ``NOT_AT_REST`` and a later stage has a
+        condition for that.
     """
 
     name: str
     sampler: AbstractSampler
     when: AbstractCondition = Always()
-    back_to: str | None = None
+    back_to: tuple[str, ...] = ()
 
 
 class Sequence(eqx.Module):
@@ -146,9 +175,10 @@ class Sequence(eqx.Module):
         if not names or len(set(names)) < len(names):
             raise ValueError(f"A sequence needs stages with names of their own, got {names}.")
         for number, stage in enumerate(stages):
-            if stage.back_to is not None and stage.back_to not in names[: number + 1]:
+            unknown = set(stage.back_to) - set(names[: number + 1])
+            if unknown:
                 raise ValueError(
-                    f"Stage {stage.name!r} goes back to {stage.back_to!r}, which is not one of the "
+                    f"Stage {stage.name!r} goes back to {sorted(unknown)}, which are not among the "
                     f"stages before it: {names[:number]}."
                 )
         self.stages = stages

@@ -76,6 +76,15 @@ class Layout(eqx.Module):
                 names.append(f"{stem}[{','.join(map(str, index))}]" if shape else stem)
         return names
 
+    def flat_names(self) -> list[str]:
+        """A name for every unconstrained number; those of a constrained leaf are as many."""
+        names = []
+        for path, shape, constraint in zip(self.paths, self.shapes, self.constraints, strict=True):
+            stem, free = path or "x", constraint.unconstrained_shape(shape)
+            for index in np.ndindex(free):
+                names.append(f"{stem}[{','.join(map(str, index))}]" if free else stem)
+        return names
+
     def _parts(self, flat):
         parts, start = [], 0
         for constraint, shape, size in zip(self.constraints, self.shapes, self.sizes, strict=True):

@@ -1,0 +1,144 @@
+"""Drift: whether transitions that leave the target invariant leave the particles where they are.
+
+Every particle is a chain of its own, so the change of a moment has a standard error from the n
+changes. A moment that moves by more than chance was wrong, or is still on its way.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from parvi.cloud import Place
+from parvi.geometry.frame import (
+    AbstractFrame,
+    DenseFrame,
+    frame_for_flights,
+    tells_covariance,
+)
+
+# A drift of more than this is no chance.
+BOUND = 1.0
+# Normal score beyond which the sum of all squared changes is no chance: 5 in 10 000.
+_UNLIKELY = 3.3
+
+
+class Axes(NamedTuple):
+    """The directions along which moments are taken.
+
+    ``frame``: that of the particles. ``crossed``: that of every second particle, if these
+    determine their covariance. It is used for the squares of the others: in a frame that is fitted
+    to the particles themselves, even independent draws have variances that are too small.
+    """
+
+    frame: AbstractFrame
+    crossed: DenseFrame | None
+
+    @classmethod
+    def of(cls, place: Place) -> "Axes":
+        """The axes of these particles."""
+        frame = frame_for_flights(place.particles, place.scores)
+        half = place.particles[::2]
+        return cls(frame, DenseFrame.of(half) if tells_covariance(half.shape) else None)
+
+
+class Moments(NamedTuple):
+    """For every particle, sums over its transitions.
+
+    ``z``: the place in the frame. ``squares``: of each coordinate by itself, standardised.
+    ``crossed``: squares of every second particle in the crossed frame.
+    """
+
+    z: Float[Array, "n d"]
+    squares: Float[Array, "n d"]
+    crossed: Float[Array, "h d"] | None
+
+    @classmethod
+    def at(cls, axes: Axes, particles: Float[Array, "n d"]) -> "Moments":
+        """The moments of one visit."""
+        frame, crossed = axes
+        squares = ((particles - frame.mean) / frame.sds) ** 2
+        other = None if crossed is None else crossed.enter(particles[1::2]) ** 2
+        return cls(frame.enter(particles), squares, other)
+
+
+class Drift(NamedTuple):
+    """The outcome of a comparison.
+
+    ``drift``: the largest change in standard errors, less what the largest of so many would be by
+    chance. ``changes``: the larger change, of mean and variance, of every coordinate.
+    """
+
+    drift: Float[Array, ""]
+    changes: Float[Array, " d"]
+
+
+def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) -> Drift:
+    """Compare the mean moments of every particle before and after.
+
+    ``strict`` takes the moments before as exact. As a sample of n independent draws they have an
+    error of their own; particles that claim to be better than that have to show it.
+    """
+    frame = axes.frame
+
+    def errors_of(old, new):
+        return jnp.abs(_errors(new - old, new if strict else new - old))
+
+    def unframed(z):
+        return frame.stretch(z) / frame.sds
+
+    means = errors_of(before.z, after.z)
+    changes = jnp.maximum(
+        errors_of(unframed(before.z), unframed(after.z)), errors_of(before.squares, after.squares)
+    )
+    every = [means, changes]
+    if before.crossed is not None:
+        every.append(errors_of(before.crossed, after.crossed))
+    errors = jnp.concatenate(every)
+    # The largest of that many normal errors, by chance.
+    drift = jnp.max(errors) - jnp.sqrt(2 * jnp.log(2.0 * (errors.shape[0] + changes.shape[0])))
+    if isinstance(frame, DenseFrame):
+        # Coordinates of the frame are uncorrelated, so small changes of all of them add up.
+        drift = jnp.maximum(drift, _score(means) - _UNLIKELY + BOUND)
+    return Drift(drift, changes)
+
+
+def _errors(changes: Float[Array, "n d"], values: Float[Array, "n d"]) -> Float[Array, " d"]:
+    """Mean changes in the standard errors of the values."""
+    error = jnp.std(values, axis=0) * len(changes) ** -0.5
+    return jnp.mean(changes, axis=0) / (error + jnp.finfo(changes.dtype).tiny)
+
+
+def _score(errors: Float[Array, " d"]) -> Float[Array, ""]:
+    """The normal score of a sum of d squared normals (Wilson & Hilferty 1931)."""
+    unit = 2 / (9 * errors.shape[0])
+    return (jnp.mean(errors**2) ** (1 / 3) - (1 - unit)) / unit**0.5
+
+
+def mobility(
+    frame: AbstractFrame, start: Float[Array, "n d"], end: Float[Array, "n d"]
+) -> Float[Array, ""]:
+    """How far the slowest direction has moved: 0 for not at all, 1 for anew."""
+    moved = end - start
+    spread = 2 * jnp.var(end, axis=0) + jnp.finfo(end.dtype).tiny
+    own = jnp.mean(moved**2, axis=0) / spread
+    framed = jnp.mean(frame.shrink(moved) ** 2, axis=0)
+    framed = framed / (2 * jnp.var(frame.enter(end), axis=0) + jnp.finfo(end.dtype).tiny)
+    return jnp.minimum(jnp.min(own), jnp.min(framed))
+
+
+def tail_error(frame: AbstractFrame, place: Place) -> Float[Array, ""]:
+    """How far the tails are from Stein's identity, in standard errors beyond chance.
+
+    The functions z r^2 / (r^2 + q^2) of the radius r count what lies beyond q. Transitions would
+    take long to show that a heavy tail is missing.
+    """
+    z, scores = frame.enter(place.particles), frame.pull(place.scores)
+    squares, pulls = jnp.sum(z**2, axis=1), jnp.sum(scores * z, axis=1)
+    bounds = jnp.quantile(squares, jnp.asarray([0.8, 0.95], z.dtype))[:, None]
+    beyond = squares / (squares + bounds)
+    slopes = 2 * squares * bounds / (squares + bounds) ** 2
+    values = ((pulls + z.shape[1]) * beyond + slopes).T
+    errors = _errors(values, values)
+    return jnp.max(jnp.abs(errors)) - math.sqrt(2 * math.log(4.0))

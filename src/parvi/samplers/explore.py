@@ -1,0 +1,268 @@
+"""Explore: Hamiltonian transitions of all particles until nothing drifts any more; and Verify.
+
+Every particle is a chain, and the ensemble tunes them: the frame comes from the particles, the
+step from their mean acceptance, and the end from a test that n chains together can make. In windows
+that double in length, the mean moments of the second half are compared with those of the first
+(``geometry.drift``). The stage is at rest when no moment differs by more than chance and the
+particles have really moved: a window that hardly moves them tells nothing.
+
+``Verify`` makes a few such transitions from particles that are thought to be at rest, and leaves
+them where they are. It compares them with the places that the transitions visit.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from parvi.cloud import BLOCK, Cloud, Place
+from parvi.geometry.drift import BOUND, Axes, Moments, compared, mobility, tail_error
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.samplers.flight import Flight, chosen, landed, launched
+from parvi.samplers.keys import cheap
+from parvi.status import Status
+from parvi.stopping import Never
+
+# A transition that fewer than this share of the particles accept does not count.
+_FEWEST = 0.4
+# Particles per dimension from which on tails are tested.
+_MANY = 5
+
+
+class Exploring(NamedTuple):
+    """The state of the flights and of the present window.
+
+    ``home``: where the particles of the test are, if that is not the cloud itself. ``count``: the
+    transitions of this window. ``start``: the particles at its beginning. ``before`` and
+    ``after``: sums of moments. ``changes``: those of every coordinate in the last window.
+    ``tails``: the error of the tails of particles that are tested.
+    """
+
+    axes: Axes
+    home: Place | None
+    flight: Flight
+    count: Int[Array, ""]
+    window: Int[Array, ""]
+    num_windows: Int[Array, ""]
+    start: Float[Array, "n d"]
+    before: Moments
+    after: Moments
+    changes: Float[Array, " d"]
+    tails: Float[Array, ""]
+
+
+class _Judged(NamedTuple):
+    memory: Exploring
+    drift: Float[Array, ""]
+    mobility: Float[Array, ""]
+    rests: Any
+    ends: Any
+
+
+class Explore(AbstractSampler):
+    """Hamiltonian transitions in the particles' own frame, until they are at rest. O(n d) memory.
+
+    Parameters
+    ----------
+    length
+        Mean length of a trajectory in the frame. A quarter of a Gaussian's period is pi / 2.
+    window
+        Number of transitions in the first window.
+    num_windows
+        Number of windows, each twice as long as the one before. The stage then ends as
+        ``NOT_AT_REST``.
+    least_mobility
+        How far the slowest direction must move in a window: 0 for not at all, 1 for anew.
+    most_leapfrogs
+        The largest number of leapfrogs in a transition.
+    """
+
+    length: float = math.pi / 2
+    window: int = 8
+    num_windows: int = 6
+    least_mobility: float = 0.3
+    most_leapfrogs: int = 128
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 20_000
+
+    @property
+    def compares_densities(self):
+        return True
+
+    def init(self, key, cloud):
+        return self._first(cloud.place, None)
+
+    def _first(self, place: Place, home: Place | None) -> Exploring:
+        particles = place.particles
+        dtype, dim = particles.dtype, particles.shape[1]
+        axes = Axes.of(place)
+        nothing = _scaled(Moments.at(axes, particles), 0.0)
+        zero = jnp.zeros((), jnp.int32)
+        return Exploring(
+            axes=axes,
+            home=home,
+            flight=Flight.grounded(place),
+            count=zero,
+            window=jnp.asarray(self.window, jnp.int32),
+            num_windows=zero,
+            start=particles,
+            before=nothing,
+            after=nothing,
+            changes=jnp.zeros(dim, dtype),
+            tails=jnp.full((), -jnp.inf, dtype),
+        )
+
+    def propose(self, key, cloud, memory):
+        memory = self._launched(key, cloud.place, memory)
+        return memory.flight.here.particles, memory
+
+    def _launched(self, key, home: Place, memory: Exploring) -> Exploring:
+        flight = launched(
+            cheap(key), memory.axes.frame, home, memory.flight, self.length, self.most_leapfrogs
+        )
+        return memory._replace(flight=flight)
+
+    def conclude(self, cloud, pending, arrived):
+        flight, stays, rate = landed(pending.axes.frame, pending.flight, arrived.place)
+        place = chosen(stays, arrived.place, cloud.place)
+        judged = self._judged(pending._replace(flight=flight), place, rate)
+        return stays, judged.memory, self._info(cloud, judged, rate)
+
+    def _judged(self, memory: Exploring, place: Place, rate) -> _Judged:
+        """The sums after this step and, at the end of a window, the verdict."""
+        nan = jnp.full((), jnp.nan, place.particles.dtype)
+        no = jnp.zeros((), bool)
+        return jax.lax.cond(
+            memory.flight.left == 0,
+            lambda: self._counted(memory, place, rate),
+            lambda: _Judged(memory, nan, nan, no, no),
+        )
+
+    def _counted(self, memory: Exploring, place: Place, rate) -> _Judged:
+        moments = Moments.at(memory.axes, place.particles)
+        counts = rate >= _FEWEST
+        early = memory.count < self._num_before(memory.window)
+        before = _added(memory.before, moments, counts & early)
+        after = _added(memory.after, moments, counts & ~early)
+        count = memory.count + counts
+        memory = memory._replace(before=before, after=after, count=count)
+        nan = jnp.full((), jnp.nan, place.particles.dtype)
+        no = jnp.zeros((), bool)
+        return jax.lax.cond(
+            count >= memory.window,
+            lambda: self._closed(memory, place),
+            lambda: _Judged(memory, nan, nan, no, no),
+        )
+
+    def _closed(self, memory: Exploring, place: Place) -> _Judged:
+        """The end of a window: its verdict, and the beginning of the next."""
+        first = self._num_before(memory.window)
+        before = _scaled(memory.before, 1 / jnp.maximum(first, 1))
+        after = _scaled(memory.after, 1 / (memory.window - first))
+        drift, changes = compared(memory.axes, before, after, self._strict)
+        drift = jnp.maximum(drift, memory.tails)
+        moved = mobility(memory.axes.frame, memory.start, place.particles)
+        rests = (drift <= BOUND) & (moved >= self.least_mobility)
+        nothing = _scaled(memory.before, 0.0)
+        memory = memory._replace(
+            axes=Axes.of(place),
+            count=jnp.zeros((), jnp.int32),
+            window=2 * memory.window,
+            num_windows=memory.num_windows + 1,
+            start=place.particles,
+            before=nothing,
+            after=nothing,
+            changes=changes,
+        )
+        return _Judged(
+            memory, drift, moved, rests, ~rests & (memory.num_windows >= self.num_windows)
+        )
+
+    def _num_before(self, window: Int[Array, ""]) -> Int[Array, ""]:
+        """The number of transitions that are compared with the rest of the window."""
+        return window // 2
+
+    def _info(self, cloud, judged: _Judged, rate, gradients: Any = 0) -> Info:
+        status = jnp.select(
+            [judged.rests, judged.ends], [Status.CONVERGED, Status.NOT_AT_REST], Status.RUNNING
+        )
+        flight = judged.memory.flight
+        ended = flight.left == 0
+        extra = {
+            "acceptance": jnp.where(ended, rate, jnp.nan).astype(cloud.dtype),
+            "drift": judged.drift,
+            "mobility": judged.mobility,
+        }
+        step = jnp.exp(flight.log_step)
+        return Info.of(cloud, step, status=status, gradients=gradients, extra=extra)
+
+    @property
+    def _strict(self) -> bool:
+        return False
+
+    def report(self, memory):
+        return memory.changes
+
+
+class Verify(Explore):
+    """Tests whether the particles are at rest, and leaves them where they are.
+
+    Of more than 8192 particles, evenly spaced ones are tested.
+
+    Parameters
+    ----------
+    window
+        Number of transitions.
+    better_than_draws
+        Whether the particles have to be closer to the target than as many independent draws.
+    """
+
+    window: int = 4
+    num_windows: int = 1
+    better_than_draws: bool = False
+
+    @property
+    def _strict(self):
+        return self.better_than_draws
+
+    @property
+    def asks_means_only(self):
+        return True
+
+    def init(self, key, cloud):
+        few = cloud.some().place
+        memory = self._first(few, few)
+        memory = memory._replace(before=Moments.at(memory.axes, few.particles))
+        if few.particles.shape[0] < _MANY * few.particles.shape[1]:
+            return memory
+        return memory._replace(tails=tail_error(memory.axes.frame, few))
+
+    def propose(self, key, cloud, memory):
+        memory = self._launched(key, memory.home, memory)
+        if cloud.shape[0] <= BLOCK:
+            return memory.flight.here.particles, (memory, None)
+        there = Cloud.at(cloud.log_density, memory.flight.here.particles)
+        return cloud, (memory, there.place)
+
+    def conclude(self, cloud, pending, arrived):
+        memory, there = pending
+        gradients = 0 if there is None else len(there.particles)
+        there = arrived.place if there is None else there
+        flight, stays, rate = landed(memory.axes.frame, memory.flight, there)
+        home = chosen(stays, there, memory.home)
+        judged = self._judged(memory._replace(flight=flight, home=home), home, rate)
+        return jnp.zeros((), bool), judged.memory, self._info(cloud, judged, rate, gradients)
+
+    def _num_before(self, window):
+        # The particles themselves are what came before.
+        return jnp.zeros_like(window)
+
+
+def _added(total: Moments, moments: Moments, when) -> Moments:
+    return jax.tree_util.tree_map(lambda a, b: jnp.where(when, a + b, a), total, moments)
+
+
+def _scaled(moments: Moments, factor) -> Moments:
+    return jax.tree_util.tree_map(lambda a: (factor * a).astype(a.dtype), moments)

@@ -1,0 +1,101 @@
+"""Flights: Hamiltonian trajectories of all particles at once, a leapfrog at a time.
+
+The ensemble tunes them: all have the same number of leapfrogs, and the step follows their mean
+acceptance.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from parvi.cloud import Place
+from parvi.geometry.frame import AbstractFrame
+from parvi.samplers.fly import paired_normal
+
+# The first step, the acceptance that it is tuned to, and the gain of the tuning.
+_FIRST_STEP, _WANTED, _GAIN = 0.4, 0.8, 1.0
+# Shortest and longest step of a particle, in units of the tuned one.
+_SHORTEST, _LONGEST = 0.6, 1.2
+
+
+class Flight(NamedTuple):
+    """Where all trajectories are, and their energies at the beginning.
+
+    ``log_step``: the tuned step. ``left``: the number of leapfrogs left. ``uniforms``: decide
+    which trajectories are accepted at their end.
+    """
+
+    here: Place
+    momenta: Float[Array, "n d"]
+    step_sizes: Float[Array, " n"]
+    energies: Float[Array, " n"]
+    uniforms: Float[Array, " n"]
+    log_step: Float[Array, ""]
+    left: Int[Array, ""]
+
+    @classmethod
+    def grounded(cls, place: Place) -> "Flight":
+        """No trajectory yet; the next leapfrog begins one."""
+        zeros = jnp.zeros_like(place.particles)
+        log_step = jnp.asarray(math.log(_FIRST_STEP), zeros.dtype)
+        column = zeros[:, 0]
+        return cls(place, zeros, column, column, column, log_step, jnp.zeros((), jnp.int32))
+
+
+def launched(
+    key: Key[Array, ""],
+    frame: AbstractFrame,
+    home: Place,
+    flight: Flight,
+    length: float,
+    most_leapfrogs: int,
+) -> Flight:
+    """The first half of a leapfrog, of new trajectories from home if the last ones are over."""
+
+    def begun():
+        key_momenta, key_steps, key_end = jax.random.split(key, 3)
+        shape, dtype = home.particles.shape, home.particles.dtype
+        momenta = paired_normal(key_momenta, shape, dtype)
+        energies = home.log_densities - 0.5 * jnp.sum(momenta**2, axis=1)
+        step = jnp.exp(flight.log_step)
+        steps = step * jax.random.uniform(key_steps, shape[:1], dtype, _SHORTEST, _LONGEST)
+        left = jnp.clip(jnp.round(length / step), 1, most_leapfrogs).astype(jnp.int32)
+        uniforms = jax.random.uniform(key_end, shape[:1], dtype)
+        return Flight(home, momenta, steps, energies, uniforms, flight.log_step, left)
+
+    flight = jax.lax.cond(flight.left == 0, begun, lambda: flight)
+    steps = flight.step_sizes[:, None]
+    momenta = flight.momenta + 0.5 * steps * frame.pull(flight.here.scores)
+    positions = flight.here.particles + frame.stretch(steps * momenta)
+    return flight._replace(here=flight.here._replace(particles=positions), momenta=momenta)
+
+
+def landed(
+    frame: AbstractFrame, flight: Flight, arrived: Place
+) -> tuple[Flight, Bool[Array, " n"], Float[Array, ""]]:
+    """The second half of a leapfrog: the flight, which particles stay there, and the acceptance.
+
+    A particle stays if its trajectory is over and accepted. Otherwise it flies on or is still at
+    home.
+    """
+    momenta = flight.momenta + 0.5 * flight.step_sizes[:, None] * frame.pull(arrived.scores)
+    gain = arrived.log_densities - 0.5 * jnp.sum(momenta**2, axis=1) - flight.energies
+    over = flight.left == 1
+    # A comparison with NaN is false, so points that are not finite are not taken.
+    stays = (jnp.log(flight.uniforms) < gain) & over
+    rate = jnp.mean(jnp.exp(jnp.minimum(jnp.nan_to_num(gain, nan=-jnp.inf), 0.0)))
+    log_step = flight.log_step + jnp.where(over, _GAIN * (rate - _WANTED), 0.0)
+    flight = flight._replace(here=arrived, momenta=momenta, log_step=log_step, left=flight.left - 1)
+    return flight, stays, rate
+
+
+def chosen(stays: Bool[Array, " n"], new: Place, old: Place) -> Place:
+    """The new rows of those that stay there, and the old ones of the others."""
+
+    def one(a, b):
+        return jnp.where(stays.reshape(stays.shape + (1,) * (a.ndim - 1)), a, b)
+
+    return jax.tree_util.tree_map(one, new, old)
