@@ -26,7 +26,7 @@ def _half_normal(log_scale, width=1.0):
 
 
 def hierarchy(centred: bool, groups: int = 40, rows: int = 3, seed: int = 0) -> Job:
-    """y_ij ~ N(theta_j, 1), theta_j ~ N(mu, tau); tau is small, so that it is hard to tell from 0."""
+    """y_ij ~ N(theta_j, 1), theta_j ~ N(mu, tau); tau is hard to tell from 0."""
     rng = np.random.default_rng(seed)
     effects = 1.0 + 0.4 * rng.normal(size=groups)
     y = effects[:, None] + rng.normal(size=(groups, rows))
@@ -161,7 +161,7 @@ def lorenz(known: bool, length: int = 30, seed: int = 0) -> Job:
 
 
 def brownian(length: int = 30, seed: int = 0) -> Job:
-    """A Brownian motion with unknown scales of innovation and observation, seen but in the middle."""
+    """A Brownian motion with unknown scales of innovation and error, not seen in the middle."""
     rng = np.random.default_rng(seed)
     z = np.cumsum(0.1 * rng.normal(size=length))
     seen = np.r_[0:10, 20:30]

@@ -35,6 +35,7 @@ from parvi.samplers.sequence import Sequence as Sequence
 from parvi.samplers.sequence import Stage as Stage
 from parvi.samplers.sgld import sgld as sgld
 from parvi.sampling import sample as sample
+from parvi.status import NotAtRestWarning as NotAtRestWarning
 from parvi.status import SamplingError as SamplingError
 from parvi.status import SamplingInterrupted as SamplingInterrupted
 from parvi.status import Status as Status

@@ -22,8 +22,8 @@ class Place(NamedTuple):
     """The arrays of a cloud, which the loop carries; the scores are None if they are not held."""
 
     particles: Float[Array, "n d"]
-    scores: Float[Array, "n d"] | None
-    log_densities: Float[Array, " n"] | None
+    scores: Any
+    log_densities: Any
 
 
 class AbstractCloud(eqx.Module):

@@ -1,13 +1,12 @@
 """Every sampler, one line each. A new sampler is added here and meets the whole contract."""
 
-import math
-
 import optax
 
 import parvi
 from parvi import fields, functions, kernels, preconditioners, steppers
 from parvi.samplers.bend import Bend
 from parvi.samplers.default import affine
+from parvi.samplers.explore import Explore
 from parvi.samplers.fly import Fly
 from parvi.samplers.psgld import ProbedCorrection
 from parvi.samplers.temper import Temper
@@ -52,7 +51,8 @@ EQUIVARIANT = {
 RANDOM = {
     "bend": Bend(num_features=4),
     "fly": Fly(num_transitions=5, num_leapfrogs=2),
-    "temper": Temper(Bend(num_features=4, fall=0.03, max_age=3, gain=math.inf)),
+    "temper": Temper(num_passes=2),
+    "explore": Explore(window=2),
     "grassmann_svgd": parvi.grassmann_svgd(num_projectors=2),
     "neural_svgd": parvi.neural_svgd(width=4, num_inner_steps=3),
     "stein_neural_sampler": parvi.stein_neural_sampler(width=4, num_critic_steps=2),
@@ -84,4 +84,4 @@ RANDOM = {
 
 ALL = EQUIVARIANT | RANDOM
 # Those that fit functions which bend: one particle is refused, in words.
-BENDING = ("bend", "temper")
+BENDING = ("bend",)

@@ -86,14 +86,14 @@ with jax.enable_x64(True):
         unbroken, chunked = (
             Run.begin(banana().target, start, parvi.pfg(), plan=plan) for _ in range(2)
         )
-        unbroken.advance(450)
-        while chunked.num_steps < 450 and not chunked.is_done:
-            chunked.advance(min(61, 450 - chunked.num_steps))
-            chunked.advance(min(1, 450 - chunked.num_steps))
+        unbroken.advance(460)
+        while chunked.num_steps < 460 and not chunked.is_done:
+            chunked.advance(min(61, 460 - chunked.num_steps))
+            chunked.advance(min(1, 460 - chunked.num_steps))
         assert chunked.num_steps == unbroken.num_steps
         assert np.array_equal(unbroken.particles, chunked.particles), plan
         names = list(dict.fromkeys(name for name, _ in unbroken.history))
-        assert names[:4] == ["affine", "bend", "fly", "bend again"], names
+        assert names[:4] == ["affine", "bend", "scout", "fly"], names
         ends.append(np.asarray(unbroken.particles))
 early = []
 with jax.enable_x64(True):

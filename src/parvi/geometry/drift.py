@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from parvi.cloud import Place
 from parvi.geometry.frame import (
-    AbstractFrame,
+    AbstractGaussianFrame,
     DenseFrame,
     frame_for_flights,
     tells_covariance,
@@ -22,6 +22,8 @@ from parvi.geometry.frame import (
 BOUND = 1.0
 # Normal score beyond which the sum of all squared changes is no chance: 5 in 10 000.
 _UNLIKELY = 3.3
+# Number of particles at which skewness doubles the largest errors.
+_SKEW = 10.0
 
 
 class Axes(NamedTuple):
@@ -32,7 +34,7 @@ class Axes(NamedTuple):
     to the particles themselves, even independent draws have variances that are too small.
     """
 
-    frame: AbstractFrame
+    frame: AbstractGaussianFrame
     crossed: DenseFrame | None
 
     @classmethod
@@ -106,8 +108,12 @@ def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) 
 
 def _errors(changes: Float[Array, "n d"], values: Float[Array, "n d"]) -> Float[Array, " d"]:
     """Mean changes in the standard errors of the values."""
-    error = jnp.std(values, axis=0) * len(changes) ** -0.5
-    return jnp.mean(changes, axis=0) / (error + jnp.finfo(changes.dtype).tiny)
+    num = len(changes)
+    error = jnp.std(values, axis=0) * num**-0.5 + jnp.finfo(changes.dtype).tiny
+    ratios = jnp.mean(changes, axis=0) / error
+    # From Student's distribution to about a normal one. The squares of few particles are skewed
+    # besides, which the largest of many errors feels.
+    return jnp.sign(ratios) * jnp.sqrt(num * jnp.log1p(ratios**2 / num)) / (1 + _SKEW / num)
 
 
 def _score(errors: Float[Array, " d"]) -> Float[Array, ""]:
@@ -117,7 +123,7 @@ def _score(errors: Float[Array, " d"]) -> Float[Array, ""]:
 
 
 def mobility(
-    frame: AbstractFrame, start: Float[Array, "n d"], end: Float[Array, "n d"]
+    frame: AbstractGaussianFrame, start: Float[Array, "n d"], end: Float[Array, "n d"]
 ) -> Float[Array, ""]:
     """How far the slowest direction has moved: 0 for not at all, 1 for anew."""
     moved = end - start
@@ -128,7 +134,7 @@ def mobility(
     return jnp.minimum(jnp.min(own), jnp.min(framed))
 
 
-def tail_error(frame: AbstractFrame, place: Place) -> Float[Array, ""]:
+def tail_error(frame: AbstractGaussianFrame, place: Place) -> Float[Array, ""]:
     """How far the tails are from Stein's identity, in standard errors beyond chance.
 
     The functions z r^2 / (r^2 + q^2) of the radius r count what lies beyond q. Transitions would

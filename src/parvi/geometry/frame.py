@@ -15,16 +15,6 @@ class AbstractFrame(eqx.Module):
 
     mean: eqx.AbstractVar[Float[Array, " d"]]
 
-    @property
-    @abc.abstractmethod
-    def sds(self) -> Float[Array, " d"]:
-        """The standard deviation of every coordinate."""
-
-    @property
-    @abc.abstractmethod
-    def log_volume(self) -> Float[Array, ""]:
-        """log |det L|."""
-
     @abc.abstractmethod
     def stretch(self, z: Float[Array, "... d"]) -> Float[Array, "... d"]:
         """L z: directions from the frame to the original coordinates."""
@@ -54,7 +44,21 @@ class AbstractFrame(eqx.Module):
         return self.mean + self.stretch(z)
 
 
-class DiagonalFrame(AbstractFrame):
+class AbstractGaussianFrame(AbstractFrame):
+    """A frame in which N(mean, L L^T) is N(0, I)."""
+
+    @property
+    @abc.abstractmethod
+    def sds(self) -> Float[Array, " d"]:
+        """The standard deviation of every coordinate."""
+
+    @property
+    @abc.abstractmethod
+    def log_volume(self) -> Float[Array, ""]:
+        """log |det L|."""
+
+
+class DiagonalFrame(AbstractGaussianFrame):
     """L = diag(standard deviations). O(n d)."""
 
     mean: Float[Array, " d"]
@@ -83,7 +87,7 @@ class DiagonalFrame(AbstractFrame):
     pull, push = stretch, shrink
 
 
-class DenseFrame(AbstractFrame):
+class DenseFrame(AbstractGaussianFrame):
     """L = the Cholesky factor of the particles' covariance. O(n d^2 + d^3)."""
 
     mean: Float[Array, " d"]
@@ -139,7 +143,7 @@ class DenseFrame(AbstractFrame):
         return jnp.sum((self.inverse @ moment) * self.inverse, axis=1)
 
 
-class LowRankFrame(AbstractFrame):
+class LowRankFrame(AbstractGaussianFrame):
     """L = diag(scale) (I + U (R - I) U^T), with orthonormal columns U and roots R. O(n d k).
 
     It is for fewer particles than would determine a covariance. The particles and their scores
@@ -225,7 +229,9 @@ def _roots(matrix):
     return (vectors * roots) @ vectors.T, (vectors / roots) @ vectors.T
 
 
-def frame_for_flights(particles: Float[Array, "n d"], scores: Float[Array, "n d"]) -> AbstractFrame:
+def frame_for_flights(
+    particles: Float[Array, "n d"], scores: Float[Array, "n d"]
+) -> AbstractGaussianFrame:
     """A dense frame if the particles determine their covariance, else one of low rank."""
     if tells_covariance(particles.shape):
         return DenseFrame.of(particles)

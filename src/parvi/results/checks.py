@@ -22,10 +22,11 @@ from parvi.evaluation import evaluate, quickly
 from parvi.fields.pfg.excess import stein_excess
 from parvi.fields.pfg.functions import RandomFeatures
 from parvi.geometry.clumps import separated
+from parvi.geometry.drift import BOUND
 from parvi.geometry.frame import InFrame, own_frame, tells_covariance
 from parvi.results.metrics.kernel_stein import ksd_test
 from parvi.run.run import Run
-from parvi.samplers.fly import Fly
+from parvi.samplers.explore import Verify
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
 
@@ -33,10 +34,8 @@ _NUM_DRAWS = 4
 _RIDGE = 1e-2
 # Maximum number of particles in the kernel test, whose time is quadratic.
 _MAX_KERNEL = 1024
-# Number of transitions of the default's own flight, and the number of standard errors by which the
-# largest change may exceed its expectation.
-_TRANSITIONS = 5
-_MAX_DRIFT = 1.0
+# The largest number of parameters that a finding names.
+_MAX_NAMES = 5
 
 
 class Check(NamedTuple):
@@ -59,12 +58,20 @@ class Check(NamedTuple):
 
 
 def checked(
-    status: Status, target: AbstractTarget, flat: Float[Array, "n d"], tempered: bool
+    status: Status,
+    target: AbstractTarget,
+    flat: Float[Array, "n d"],
+    tempered: bool,
+    names: list[str],
+    drift: float | None = None,
 ) -> Check:
-    """Check flat and unconstrained particles of a target whose log density is fixed."""
+    """Check flat and unconstrained particles of a target whose log density is fixed.
+
+    ``drift`` is that of these particles, if the run has tested them itself.
+    """
     num, dim = flat.shape
     dense = tells_covariance(flat.shape)
-    numbers = _numbers(target, jnp.asarray(flat))
+    numbers, changes = _numbers(target, jnp.asarray(flat), drift)
     numbers = {name: float(value) for name, value in numbers.items()}
     findings = []
     if status != Status.CONVERGED:
@@ -96,11 +103,11 @@ def checked(
         findings.append(
             f"The kernel Stein test rejects the particles (p = {numbers['ksd_p']:.3f})."
         )
-    if numbers["drift"] > _MAX_DRIFT:
+    if numbers["drift"] > BOUND:
         findings.append(
             "The particles are not at rest under the target's own dynamics: Hamiltonian "
-            f"transitions move a mean or a spread by {numbers['drift']:.1f} standard errors more "
-            "than chance does."
+            f"transitions move a moment by {numbers['drift']:.1f} standard errors more than chance "
+            f"does{_worst(names, changes)}."
         )
     if numbers.get("clumps", 0.0) and not tempered:
         findings.append(
@@ -120,17 +127,24 @@ _SHAPES = {
 }
 
 
-def _numbers(target, flat) -> dict[str, Any]:
+def _worst(names: list[str], changes: np.ndarray | None) -> str:
+    if changes is None:
+        return ""
+    rows = np.argsort(-changes)[:_MAX_NAMES]
+    return "; most for " + ", ".join(f"{names[i]} ({changes[i]:.1f})" for i in rows)
+
+
+def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None]:
     density = target.full()
     values, scores = evaluate(density, flat)
     place = Place(flat, scores, values)
     numbers, z, s = _stein_numbers(density, place)
-    numbers["drift"] = _drift(target, place)
+    numbers["drift"], changes = (drift, None) if drift is not None else _drift(target, place)
     if tells_covariance(flat.shape):
         rows = np.linspace(0, len(z) - 1, min(len(z), _MAX_KERNEL)).astype(int)
         test = ksd_test(np.asarray(z)[rows], np.asarray(s)[rows], num_bootstrap=500)
         numbers["ksd_p"] = test.p_value
-    return numbers
+    return numbers, changes
 
 
 @quickly
@@ -177,26 +191,11 @@ def _excesses(seen) -> dict[str, Any]:
     return dict(zip(_SHAPES, means, strict=True))
 
 
-def _drift(target, place) -> float:
-    """The largest change of a mean or variance under Hamiltonian transitions, in standard errors.
-
-    The transitions are those of the default's own flight, which a run that flew has compiled.
-    """
-    flying = Fly()
-    run = Run(target, flying, jax.random.key(1), place)
-    run.advance(_TRANSITIONS * flying.num_leapfrogs)
-    return float(_largest_change(place.particles, run.particles))
-
-
-@quickly
-def _largest_change(start, end):
-    frame = own_frame(start)
-    start, end = frame.enter(start), frame.enter(end)
-
-    def error(change):
-        return jnp.mean(change, axis=0) / (jnp.std(change, axis=0) * len(start) ** -0.5 + 1e-12)
-
-    errors = jnp.concatenate([error(end - start), error(end**2 - start**2)])
-    # Subtract what the largest of 2 d normal errors would be by chance.
-    expected = jnp.sqrt(2 * jnp.log(4.0 * start.shape[1]))
-    return jnp.max(jnp.abs(errors)) - expected
+def _drift(target, place) -> tuple[float, np.ndarray]:
+    """The drift under the transitions of the default's own test, and that of every coordinate."""
+    run = Run(target, Verify(), jax.random.key(1), place)
+    while not run.is_done and run.num_steps < run.stage.sampler.max_steps:
+        run.advance(run.stage.sampler.max_steps)
+    drift = np.concatenate([records.info.extra["drift"] for _, records in run.history])
+    drift = drift[~np.isnan(drift)]
+    return float(drift[-1] if len(drift) else np.inf), np.asarray(run.memory.changes)

@@ -171,10 +171,10 @@ class Result:
         """Say in words what is wrong with these particles, as far as they show it.
 
         The check tests Stein's identity for functions that the run did not use, in units of what
-        as many independent draws would show. It also makes 5 Hamiltonian transitions of every
-        particle, which must leave their means and variances unchanged. ``bool(result.check())`` is
-        True if nothing was found; print the check to read its findings. It takes 41 further
-        gradients per particle.
+        as many independent draws would show. Hamiltonian transitions from every particle must
+        leave means and variances unchanged; a run of the default has already tested that, and its
+        finding is used. ``bool(result.check())`` is True if nothing was found; print the check to
+        read its findings.
 
         Parameters
         ----------
@@ -193,12 +193,40 @@ class Result:
         assert layout is not None
         with precision(self._dtype):
             flat = jax.vmap(layout.unconstrain)(self.particles)
-            tempered = bool(np.any(self.history.get("stage", np.empty(0)) == "temper"))
+            tempered = bool(np.any(self._tempered))
             if not target.is_fixed:
                 # The check uses all the data, even if the steps of the run saw mini-batches.
                 target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
             with single_blas_thread():
-                return checks.checked(self.status, target, flat, tempered)
+                return checks.checked(
+                    self.status, target, flat, tempered, layout.flat_names(), self._drift
+                )
+
+    @property
+    def _drift(self) -> float | None:
+        """The drift that the run itself has found in these particles, if it has tested them."""
+        drifts = self.history.get("drift")
+        if drifts is None or not np.isfinite(drifts[-1]):
+            return None
+        return float(drifts[-1])
+
+    def log_evidence(self) -> float:
+        """The log of the integral of the density, as the tempered path has found it.
+
+        It is known only if the run met separated modes and therefore took the path.
+        """
+        if not np.any(self._tempered):
+            raise ValueError(
+                "This run took no tempered path, which is what tells the evidence: it met no "
+                "separated modes. Run parvi.samplers.temper.Temper() from its particles to get it."
+            )
+        return float(self.history["log_evidence"][self._tempered][-1])
+
+    @property
+    def _tempered(self) -> np.ndarray:
+        """Which steps followed a tempered path."""
+        stages = self.history.get("stage", np.empty(0, str))
+        return np.char.startswith(stages.astype(str), "temper")
 
     def to_arviz(self) -> "az.InferenceData":
         """Convert to ArviZ ``InferenceData``: one chain of n draws, ``lp`` in ``sample_stats``."""

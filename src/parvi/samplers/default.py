@@ -84,26 +84,28 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     """
     if num_features == 0:
         return Sequence(Stage("affine alone", affine()), max_steps=max_steps)
-    bend = Bend(num_features)
+    bend, settle = Bend(num_features), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
-    found = After("scout", lost)
-    # No flight crosses from mode to mode, so it only tests them one by one.
-    verify = Verify(better_than_draws=True)
-    within = Verify(least_mobility=0.0, better_than_draws=True)
+    hill = Both(bends, Both(Without("temper"), Without("temper clumps")))
+    tempered = Either(After("temper"), After("temper clumps"))
     explored = After("explore", Status.CONVERGED)
+    verify = Verify(better_than_draws=True)
+    # No flight crosses from mode to mode, so it only tests them one by one.
+    within = Verify(better_than_draws=True, least_mobility=0.0)
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),
         Stage("affine alone", affine(), when=few),
         Stage("bend", bend, when=bends),
         Stage("scout", Scout(), when=bends),
-        Stage("temper", Temper(), when=Both(bends, Either(found, Clumped()))),
-        Stage("settle", Bend(num_features, patience=10), when=After("temper"), back_to=("settle",)),
-        Stage("fly", Fly(), when=Both(bends, Both(Without("temper"), FarFromGaussian()))),
+        Stage("temper", Temper(), when=After("scout", lost)),
+        Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
         Stage("bend again", Bend(num_features, fall=0.1), when=After("fly")),
-        Stage("verify modes", within, when=After("temper"), back_to=("settle",)),
+        Stage("temper clumps", Temper(), when=Both(hill, Clumped())),
+        Stage("settle", settle, when=tempered, back_to=("settle",)),
+        Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
-        Stage("verify", verify, when=Without("temper")),
+        Stage("verify", verify, when=Either(hill, few)),
         Stage("explore", Explore(), when=After("verify", lost)),
         Stage("polish", Bend(num_features), when=Both(bends, explored)),
         Stage("polish alone", affine(), when=Both(few, explored)),

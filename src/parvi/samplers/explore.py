@@ -10,9 +10,11 @@ particles have really moved: a window that hardly moves them tells nothing.
 them where they are. It compares them with the places that the transitions visit.
 """
 
+import abc
 import math
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -27,6 +29,8 @@ from parvi.stopping import Never
 
 # A transition that fewer than this share of the particles accept does not count.
 _FEWEST = 0.4
+# Tries per transition that counts.
+_MOST_TRIES = 4
 # Particles per dimension from which on tails are tested.
 _MANY = 5
 
@@ -34,16 +38,17 @@ _MANY = 5
 class Exploring(NamedTuple):
     """The state of the flights and of the present window.
 
-    ``home``: where the particles of the test are, if that is not the cloud itself. ``count``: the
-    transitions of this window. ``start``: the particles at its beginning. ``before`` and
-    ``after``: sums of moments. ``changes``: those of every coordinate in the last window.
-    ``tails``: the error of the tails of particles that are tested.
+    ``home``: where the particles of the test are, if that is not the cloud itself. ``num_made``
+    and ``num_tried``: the transitions of this window that count, and all. ``start``: the particles
+    at its beginning. ``before`` and ``after``: sums of moments. ``changes``: those of every
+    coordinate in the last window. ``tails``: the error of the tails of particles that are tested.
     """
 
     axes: Axes
     home: Place | None
     flight: Flight
-    count: Int[Array, ""]
+    num_made: Int[Array, ""]
+    num_tried: Int[Array, ""]
     window: Int[Array, ""]
     num_windows: Int[Array, ""]
     start: Float[Array, "n d"]
@@ -61,7 +66,126 @@ class _Judged(NamedTuple):
     ends: Any
 
 
-class Explore(AbstractSampler):
+class AbstractExploration(AbstractSampler):
+    """Transitions in windows, each of which ends with a comparison."""
+
+    length: eqx.AbstractVar[float]
+    window: eqx.AbstractVar[int]
+    num_windows: eqx.AbstractVar[int]
+    least_mobility: eqx.AbstractVar[float]
+    most_leapfrogs: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def _num_before(self, window: Int[Array, ""]) -> Int[Array, ""]:
+        """The number of transitions that are compared with the rest of the window."""
+
+    @property
+    def _is_strict(self) -> bool:
+        """Whether the particles before are taken as exact."""
+        return False
+
+    @property
+    def compares_densities(self):
+        return True
+
+    def _first(self, place: Place, home: Place | None) -> Exploring:
+        particles = place.particles
+        dtype, dim = particles.dtype, particles.shape[1]
+        axes = Axes.of(place)
+        nothing = _scaled(Moments.at(axes, particles), 0.0)
+        zero = jnp.zeros((), jnp.int32)
+        return Exploring(
+            axes=axes,
+            home=home,
+            flight=Flight.grounded(place),
+            num_made=zero,
+            num_tried=zero,
+            window=jnp.asarray(self.window, jnp.int32),
+            num_windows=zero,
+            start=particles,
+            before=nothing,
+            after=nothing,
+            changes=jnp.zeros(dim, dtype),
+            tails=jnp.full((), jnp.finfo(dtype).min, dtype),
+        )
+
+    def _launched(self, key, home: Place, memory: Exploring) -> Exploring:
+        flight = launched(
+            cheap(key), memory.axes.frame, home, memory.flight, self.length, self.most_leapfrogs
+        )
+        return memory._replace(flight=flight)
+
+    def _judged(self, memory: Exploring, place: Place, rate) -> _Judged:
+        """The sums after this step and, at the end of a window, the verdict."""
+        nan = jnp.full((), jnp.nan, place.particles.dtype)
+        no = jnp.zeros((), bool)
+        return jax.lax.cond(
+            memory.flight.left == 0,
+            lambda: self._counted(memory, place, rate),
+            lambda: _Judged(memory, nan, nan, no, no),
+        )
+
+    def _counted(self, memory: Exploring, place: Place, rate) -> _Judged:
+        moments = Moments.at(memory.axes, place.particles)
+        counts = rate >= _FEWEST
+        early = memory.num_made < self._num_before(memory.window)
+        before = _added(memory.before, moments, counts & early)
+        after = _added(memory.after, moments, counts & ~early)
+        made, tried = memory.num_made + counts, memory.num_tried + 1
+        memory = memory._replace(before=before, after=after, num_made=made, num_tried=tried)
+        nan = jnp.full((), jnp.nan, place.particles.dtype)
+        no = jnp.zeros((), bool)
+        return jax.lax.cond(
+            (made >= memory.window) | (tried >= _MOST_TRIES * memory.window),
+            lambda: self._closed(memory, place),
+            lambda: _Judged(memory, nan, nan, no, no),
+        )
+
+    def _closed(self, memory: Exploring, place: Place) -> _Judged:
+        """The end of a window: its verdict, and the beginning of the next."""
+        first = self._num_before(memory.window)
+        before = _scaled(memory.before, 1 / jnp.maximum(first, 1))
+        after = _scaled(memory.after, 1 / (memory.window - first))
+        drift, changes = compared(memory.axes, before, after, self._is_strict)
+        # Where too few transitions were accepted, there is nothing to go by.
+        made = memory.num_made >= memory.window
+        drift = jnp.where(made, jnp.maximum(drift, memory.tails), jnp.inf)
+        moved = mobility(memory.axes.frame, memory.start, place.particles)
+        rests = (drift <= BOUND) & (moved >= self.least_mobility)
+        nothing = _scaled(memory.before, 0.0)
+        memory = memory._replace(
+            axes=Axes.of(place),
+            num_made=jnp.zeros((), jnp.int32),
+            num_tried=jnp.zeros((), jnp.int32),
+            window=2 * memory.window,
+            num_windows=memory.num_windows + 1,
+            start=place.particles,
+            before=nothing,
+            after=nothing,
+            changes=changes,
+        )
+        ends = ~rests & (memory.num_windows >= self.num_windows)
+        return _Judged(memory, drift, moved, rests, ends)
+
+    def _info(self, cloud, judged: _Judged, rate, gradients: Any = 0) -> Info:
+        status = jnp.select(
+            [judged.rests, judged.ends], [Status.CONVERGED, Status.NOT_AT_REST], Status.RUNNING
+        )
+        flight = judged.memory.flight
+        ended = flight.left == 0
+        extra = {
+            "acceptance": jnp.where(ended, rate, jnp.nan).astype(cloud.dtype),
+            "drift": judged.drift,
+            "mobility": judged.mobility,
+        }
+        step = jnp.exp(flight.log_step)
+        return Info.of(cloud, step, status=status, gradients=gradients, extra=extra)
+
+    def report(self, memory):
+        return memory.changes
+
+
+class Explore(AbstractExploration):
     """Hamiltonian transitions in the particles' own frame, until they are at rest. O(n d) memory.
 
     Parameters
@@ -87,42 +211,12 @@ class Explore(AbstractSampler):
     stopping_rule: AbstractStoppingRule = Never()
     max_steps: int = 20_000
 
-    @property
-    def compares_densities(self):
-        return True
-
     def init(self, key, cloud):
         return self._first(cloud.place, None)
-
-    def _first(self, place: Place, home: Place | None) -> Exploring:
-        particles = place.particles
-        dtype, dim = particles.dtype, particles.shape[1]
-        axes = Axes.of(place)
-        nothing = _scaled(Moments.at(axes, particles), 0.0)
-        zero = jnp.zeros((), jnp.int32)
-        return Exploring(
-            axes=axes,
-            home=home,
-            flight=Flight.grounded(place),
-            count=zero,
-            window=jnp.asarray(self.window, jnp.int32),
-            num_windows=zero,
-            start=particles,
-            before=nothing,
-            after=nothing,
-            changes=jnp.zeros(dim, dtype),
-            tails=jnp.full((), -jnp.inf, dtype),
-        )
 
     def propose(self, key, cloud, memory):
         memory = self._launched(key, cloud.place, memory)
         return memory.flight.here.particles, memory
-
-    def _launched(self, key, home: Place, memory: Exploring) -> Exploring:
-        flight = launched(
-            cheap(key), memory.axes.frame, home, memory.flight, self.length, self.most_leapfrogs
-        )
-        return memory._replace(flight=flight)
 
     def conclude(self, cloud, pending, arrived):
         flight, stays, rate = landed(pending.axes.frame, pending.flight, arrived.place)
@@ -130,83 +224,11 @@ class Explore(AbstractSampler):
         judged = self._judged(pending._replace(flight=flight), place, rate)
         return stays, judged.memory, self._info(cloud, judged, rate)
 
-    def _judged(self, memory: Exploring, place: Place, rate) -> _Judged:
-        """The sums after this step and, at the end of a window, the verdict."""
-        nan = jnp.full((), jnp.nan, place.particles.dtype)
-        no = jnp.zeros((), bool)
-        return jax.lax.cond(
-            memory.flight.left == 0,
-            lambda: self._counted(memory, place, rate),
-            lambda: _Judged(memory, nan, nan, no, no),
-        )
-
-    def _counted(self, memory: Exploring, place: Place, rate) -> _Judged:
-        moments = Moments.at(memory.axes, place.particles)
-        counts = rate >= _FEWEST
-        early = memory.count < self._num_before(memory.window)
-        before = _added(memory.before, moments, counts & early)
-        after = _added(memory.after, moments, counts & ~early)
-        count = memory.count + counts
-        memory = memory._replace(before=before, after=after, count=count)
-        nan = jnp.full((), jnp.nan, place.particles.dtype)
-        no = jnp.zeros((), bool)
-        return jax.lax.cond(
-            count >= memory.window,
-            lambda: self._closed(memory, place),
-            lambda: _Judged(memory, nan, nan, no, no),
-        )
-
-    def _closed(self, memory: Exploring, place: Place) -> _Judged:
-        """The end of a window: its verdict, and the beginning of the next."""
-        first = self._num_before(memory.window)
-        before = _scaled(memory.before, 1 / jnp.maximum(first, 1))
-        after = _scaled(memory.after, 1 / (memory.window - first))
-        drift, changes = compared(memory.axes, before, after, self._strict)
-        drift = jnp.maximum(drift, memory.tails)
-        moved = mobility(memory.axes.frame, memory.start, place.particles)
-        rests = (drift <= BOUND) & (moved >= self.least_mobility)
-        nothing = _scaled(memory.before, 0.0)
-        memory = memory._replace(
-            axes=Axes.of(place),
-            count=jnp.zeros((), jnp.int32),
-            window=2 * memory.window,
-            num_windows=memory.num_windows + 1,
-            start=place.particles,
-            before=nothing,
-            after=nothing,
-            changes=changes,
-        )
-        return _Judged(
-            memory, drift, moved, rests, ~rests & (memory.num_windows >= self.num_windows)
-        )
-
-    def _num_before(self, window: Int[Array, ""]) -> Int[Array, ""]:
-        """The number of transitions that are compared with the rest of the window."""
+    def _num_before(self, window):
         return window // 2
 
-    def _info(self, cloud, judged: _Judged, rate, gradients: Any = 0) -> Info:
-        status = jnp.select(
-            [judged.rests, judged.ends], [Status.CONVERGED, Status.NOT_AT_REST], Status.RUNNING
-        )
-        flight = judged.memory.flight
-        ended = flight.left == 0
-        extra = {
-            "acceptance": jnp.where(ended, rate, jnp.nan).astype(cloud.dtype),
-            "drift": judged.drift,
-            "mobility": judged.mobility,
-        }
-        step = jnp.exp(flight.log_step)
-        return Info.of(cloud, step, status=status, gradients=gradients, extra=extra)
 
-    @property
-    def _strict(self) -> bool:
-        return False
-
-    def report(self, memory):
-        return memory.changes
-
-
-class Verify(Explore):
+class Verify(AbstractExploration):
     """Tests whether the particles are at rest, and leaves them where they are.
 
     Of more than 8192 particles, evenly spaced ones are tested.
@@ -217,14 +239,21 @@ class Verify(Explore):
         Number of transitions.
     better_than_draws
         Whether the particles have to be closer to the target than as many independent draws.
+    least_mobility, length, num_windows, most_leapfrogs
+        As in ``Explore``.
     """
 
     window: int = 4
-    num_windows: int = 1
     better_than_draws: bool = False
+    least_mobility: float = 0.3
+    length: float = math.pi / 2
+    num_windows: int = 1
+    most_leapfrogs: int = 128
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 5000
 
     @property
-    def _strict(self):
+    def _is_strict(self):
         return self.better_than_draws
 
     @property
@@ -241,7 +270,7 @@ class Verify(Explore):
 
     def propose(self, key, cloud, memory):
         memory = self._launched(key, memory.home, memory)
-        if cloud.shape[0] <= BLOCK:
+        if cloud.is_held and cloud.shape[0] <= BLOCK:
             return memory.flight.here.particles, (memory, None)
         there = Cloud.at(cloud.log_density, memory.flight.here.particles)
         return cloud, (memory, there.place)

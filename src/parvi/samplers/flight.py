@@ -58,7 +58,7 @@ def launched(
     def begun():
         key_momenta, key_steps, key_end = jax.random.split(key, 3)
         shape, dtype = home.particles.shape, home.particles.dtype
-        momenta = paired_normal(key_momenta, shape, dtype)
+        momenta = paired_normal(key_momenta, (shape[0], shape[1]), dtype)
         energies = home.log_densities - 0.5 * jnp.sum(momenta**2, axis=1)
         step = jnp.exp(flight.log_step)
         steps = step * jax.random.uniform(key_steps, shape[:1], dtype, _SHORTEST, _LONGEST)

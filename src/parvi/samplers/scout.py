@@ -6,6 +6,7 @@ that counts (Laplace's), the target has more modes than the cloud, or the cloud 
 place.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,11 +23,15 @@ from parvi.stopping import Never
 
 # Decay of Adam's averages.
 _FIRST, _SECOND = 0.9, 0.99
+# Steps of the scouts in one step of the run.
+_AT_ONCE = 20
 # The first step in standard deviations of the start, and the last in those of the cloud.
 _LONG, _SHORT = 0.3, 0.05
 # Distance between two modes, in standard deviations of the cloud.
 _APART = 3.0
-# Points on the way from a scout to the cloud, and the depth of a valley between them, in nats.
+# Distance at which a scout is outside the cloud, in units of 1 + sqrt(d) of the same.
+_OUTSIDE = 2.0
+# Points on the way from a scout to another, and the depth of a valley between them, in nats.
 _NUM_POINTS = 16
 _DEPTH = 2.0
 # Log mass, less than the cloud's, that no longer counts.
@@ -98,22 +103,28 @@ class Scout(AbstractSampler):
         return Scouting(place, zeros, zeros, jnp.zeros((), jnp.int32), modes)
 
     def propose(self, key, cloud, memory):
-        step = memory.step + 1
-        scores = jnp.nan_to_num(memory.place.scores)
-        first = _FIRST * memory.first + (1 - _FIRST) * scores
-        second = _SECOND * memory.second + (1 - _SECOND) * scores**2
-        unbiased = (first / (1 - _FIRST**step)) / (
-            jnp.sqrt(second / (1 - _SECOND**step)) + jnp.finfo(cloud.dtype).tiny
-        )
         sds = jnp.std(cloud.particles, axis=0)
         widest = jnp.maximum(jnp.std(self.start, axis=0), sds)
-        share = memory.step / self.num_steps
-        lengths = (_LONG * widest) ** (1 - share) * (_SHORT * sds) ** share
-        points = memory.place.particles + lengths * unbiased
-        there = _read(cloud.log_density, points)
-        memory = Scouting(there, first, second, step, memory.modes)
-        done = step >= self.num_steps
-        modes = jax.lax.cond(done, lambda: _modes(cloud.some(), there), lambda: memory.modes)
+
+        def descended(_, memory):
+            step = memory.step + 1
+            past = step.astype(cloud.dtype)
+            scores = jnp.nan_to_num(memory.place.scores)
+            first = _FIRST * memory.first + (1 - _FIRST) * scores
+            second = _SECOND * memory.second + (1 - _SECOND) * scores**2
+            roots = jnp.sqrt(second / (1 - _SECOND**past)) + jnp.finfo(cloud.dtype).tiny
+            share = (memory.step / self.num_steps).astype(cloud.dtype)
+            lengths = (_LONG * widest) ** (1 - share) * (_SHORT * sds) ** share
+            points = memory.place.particles + lengths * (first / (1 - _FIRST**past)) / roots
+            there = _read(cloud.log_density, points)
+            return Scouting(there, first, second, step, memory.modes)
+
+        memory = jax.lax.fori_loop(0, _AT_ONCE, descended, memory)
+        modes = jax.lax.cond(
+            memory.step >= self.num_steps,
+            lambda: _modes(cloud.some(), memory.place),
+            lambda: memory.modes,
+        )
         return cloud, memory._replace(modes=modes)
 
     def conclude(self, cloud, pending, arrived):
@@ -124,7 +135,7 @@ class Scout(AbstractSampler):
             cloud,
             jnp.full((), jnp.nan),
             status=jnp.where(done, status, Status.RUNNING),
-            gradients=len(self.start),
+            gradients=_AT_ONCE * len(self.start),
         )
         return jnp.zeros((), bool), pending, info
 
@@ -140,7 +151,7 @@ def _modes(cloud, there: Place) -> Modes:
     dim = cloud.shape[1]
     z = frame.enter(there.particles)
     sound = jnp.isfinite(there.log_densities) & jnp.all(jnp.isfinite(z), axis=1)
-    candidates = sound & (_valleys(cloud, there) > _DEPTH)
+    candidates = sound & (_valleys(cloud, there, z) > _DEPTH)
     home = jnp.mean(cloud.log_densities) + 0.5 * dim
 
     def one(open_, _):
@@ -153,7 +164,7 @@ def _modes(cloud, there: Place) -> Modes:
 
     def weighed(row):
         gain = there.log_densities[row] - home - 0.5 * _log_curvature(cloud, frame, there, row)
-        return jnp.where(gain > -_LEAST, gain, -jnp.inf)
+        return jnp.where(gain > -_LEAST, gain, -jnp.inf).astype(cloud.dtype)
 
     # One after another: d points each.
     masses = jax.lax.map(
@@ -165,17 +176,21 @@ def _modes(cloud, there: Place) -> Modes:
     return Modes(there.particles[rows], masses)
 
 
-def _valleys(cloud, there: Place) -> Float[Array, " m"]:
-    """How deep the valley is between each scout and the cloud's highest particle, in nats.
+def _valleys(cloud, there: Place, z) -> Float[Array, " m"]:
+    """How deep the valley is between each scout and the one that came home, in nats.
 
-    Where level sets are convex there is none, however far the scout is.
+    Where level sets are convex there is none, however far the scout is. If no scout ended in the
+    cloud, all of them are elsewhere.
     """
-    best = jnp.argmax(cloud.log_densities)
+    distances = jnp.nan_to_num(jnp.linalg.norm(z, axis=1), nan=jnp.inf)
+    home = jnp.argmin(distances)
     shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=cloud.dtype)[1:-1, None, None]
-    between = (1 - shares) * there.particles + shares * cloud.particles[best]
+    between = (1 - shares) * there.particles + shares * there.particles[home]
     values = jax.lax.map(jax.vmap(cloud.log_density), between)
-    lower = jnp.minimum(there.log_densities, cloud.log_densities[best])
-    return lower - jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
+    lower = jnp.minimum(there.log_densities, there.log_densities[home])
+    depths = lower - jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
+    outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
+    return jnp.where(outside, jnp.inf, depths)
 
 
 def _log_curvature(cloud, frame, there: Place, row) -> Float[Array, ""]:

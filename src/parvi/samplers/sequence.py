@@ -75,9 +75,9 @@ class TooFewToBend(AbstractKnownCondition):
 
 
 class Both(AbstractCondition):
-    """The stage runs if both conditions hold; the second is evaluated only if the first does."""
+    """The stage runs if both conditions hold; the first must not depend on the particles."""
 
-    first: AbstractKnownCondition
+    first: AbstractCondition
     second: AbstractCondition
 
     def known(self, shape, done):
@@ -88,9 +88,9 @@ class Both(AbstractCondition):
 
 
 class Either(AbstractCondition):
-    """The stage runs if either condition holds; the second is evaluated only if the first fails."""
+    """The stage runs if either condition holds; the first must not depend on the particles."""
 
-    first: AbstractKnownCondition
+    first: AbstractCondition
     second: AbstractCondition
 
     def known(self, shape, done):

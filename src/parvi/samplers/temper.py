@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Place
-from parvi.geometry.frame import AbstractFrame, DenseFrame, DiagonalFrame, tells_covariance
+from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame, DiagonalFrame, tells_covariance
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.flight import Flight, chosen, landed, launched
 from parvi.samplers.fly import paired_normal
@@ -41,16 +41,16 @@ class Tempering(NamedTuple):
 
     ``base``: the broad Gaussian, N(0, I) in this frame. Its axes are those of the clumps too, so
     that every temperature has them. ``frame``: that of the flights. ``next``: what the next step
-    proposes. ``count``: the transitions made at this temperature. ``lost``:
+    proposes. ``num_made``: the transitions made at this temperature. ``lost``:
     draws of the Gaussian without a finite density, whose weight is 0. ``passes``: how many are
     over. ``ends``: where their particles were, with their evidences.
     """
 
-    base: AbstractFrame
-    frame: AbstractFrame
+    base: AbstractGaussianFrame
+    frame: AbstractGaussianFrame
     flight: Flight
     next: Int[Array, ""]
-    count: Int[Array, ""]
+    num_made: Int[Array, ""]
     beta: Float[Array, ""]
     log_evidence: Float[Array, ""]
     lost: Bool[Array, " n"]
@@ -119,7 +119,7 @@ class Temper(AbstractSampler):
             frame=base,
             flight=Flight.grounded(cloud.place),
             next=zero,
-            count=zero,
+            num_made=zero,
             beta=jnp.zeros((), cloud.dtype),
             log_evidence=jnp.zeros((), cloud.dtype),
             lost=jnp.zeros(cloud.shape[0], bool),
@@ -193,7 +193,9 @@ class Temper(AbstractSampler):
         flight = memory.flight._replace(here=place, left=jnp.zeros((), jnp.int32))
         taken = jnp.ones(arrived.shape[0], bool)
         count = jnp.zeros((), jnp.int32)
-        return taken, memory._replace(frame=frame, flight=flight, next=jnp.int32(_FLY), count=count)
+        return taken, memory._replace(
+            frame=frame, flight=flight, next=jnp.int32(_FLY), num_made=count
+        )
 
     def _flown(self, key, cloud, memory):
         home = _tempered(memory, cloud.place)
@@ -203,11 +205,11 @@ class Temper(AbstractSampler):
 
     def _arrived(self, cloud, memory, arrived):
         flight, stays, _ = landed(memory.frame, memory.flight, _tempered(memory, arrived.place))
-        count = memory.count + (flight.left == 0)
+        count = memory.num_made + (flight.left == 0)
         last = memory.beta >= 1
         over = count >= jnp.where(last, 2, 1) * self.num_transitions
         memory = memory._replace(
-            flight=flight, count=count, next=jnp.where(over, _RESAMPLE, _FLY).astype(jnp.int32)
+            flight=flight, num_made=count, next=jnp.where(over, _RESAMPLE, _FLY).astype(jnp.int32)
         )
         place = chosen(stays, arrived.place, cloud.place)
         memory = jax.lax.cond(
@@ -291,7 +293,7 @@ def _among(particles, modes: Modes):
     return particles + places[part] - places[0]
 
 
-def _broad(particles, scores, breadth: float) -> AbstractFrame:
+def _broad(particles, scores, breadth: float) -> AbstractGaussianFrame:
     """A frame in which N(0, I) is broad: as wide as the particles in every direction, and more.
 
     Clumps that were found may lie on a line and others beside it. So narrow directions are widened
@@ -299,8 +301,8 @@ def _broad(particles, scores, breadth: float) -> AbstractFrame:
     width of a clump is told by the Fisher information.
     """
     if not tells_covariance(particles.shape):
-        frame = DiagonalFrame.of(particles)
-        return DiagonalFrame(frame.mean, breadth * frame.scale)
+        own = DiagonalFrame.of(particles)
+        return DiagonalFrame(own.mean, breadth * own.scale)
     frame = DenseFrame.of(particles)
     scores = frame.pull(scores)
     fisher = scores.T @ scores / len(scores)
@@ -314,7 +316,7 @@ def _broad(particles, scores, breadth: float) -> AbstractFrame:
     )
 
 
-def _scaled(base: AbstractFrame, place: Place) -> AbstractFrame:
+def _scaled(base: AbstractGaussianFrame, place: Place) -> AbstractGaussianFrame:
     """The base with every axis scaled so that the scores have mean square 1.
 
     More than a number for each axis would be fitted to the very particles that fly in it: the
