@@ -10,7 +10,7 @@ from rich.console import Console
 
 # The first six are `make bench`; the others take longer and are asked for by name.
 SPEED = ("scaling", "breakdown", "cold", "million", "accuracy", "bars")
-NAMES = (*SPEED, "threads", "choosing", "posteriors")
+NAMES = (*SPEED, "threads", "choosing", "posteriors", "modes", "wild")
 
 
 def main() -> None:

@@ -1,13 +1,18 @@
-"""The default: an affine flow, then one that bends; flights and a tempered path if needed.
+"""The default: an affine flow, then one that bends, and a test of what came out.
 
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
-   few particles to bend, this is the only stage and runs for longer (**affine alone**).
+   few particles to bend, it runs for longer (**affine alone**).
 2. **bend** moves along random features, in rounds, until only the features' noise is left.
-3. If the Fisher information is far from a Gaussian's, the features miss part of the error:
-   **fly** makes Hamiltonian transitions, and **bend again** follows.
-4. If the particles lie in separated clumps, these still have the weights of the start: **temper**
-   follows a path from a broad Gaussian, and **settle** bends. If that does not come to rest, the
-   run goes back to the particles before the path.
+3. **scout** lets some first particles descend alone. If they find modes that the cloud has left,
+   **temper** follows a path from a Gaussian that covers all of them, with weights.
+4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
+   **fly** makes Hamiltonian transitions, and **bend again** follows. If the particles then lie in
+   separated clumps, **temper clumps** follows the path.
+5. **settle** bends after a path; **verify modes** tests each mode by itself.
+6. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
+   are, the run has CONVERGED, and the particles are those from before the test. If not, **explore**
+   makes transitions until nothing drifts, **polish** bends once more, and **verify again** tests
+   that; what does not pass is undone. A run that does not come to rest ends as NOT_AT_REST.
 """
 
 from parvi.fields.clipped import Clipped
@@ -60,15 +65,16 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
 
     It first fits affine maps in closed form, in the particles' own coordinates, then maps that
     bend, along random features that are frozen for a round. If the target is far from Gaussian,
-    Hamiltonian transitions and further rounds follow; if the particles end in separated clumps,
-    they move once more along a tempered path. ``result.check()`` reports what is wrong with the
-    result.
+    Hamiltonian transitions and further rounds follow; if it has separated modes, a tempered path
+    with weights. A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian
+    transitions; one that does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never
+    does.
 
     Parameters
     ----------
     num_features
         Number of features of the maps that bend: None for n / 8, at most 128; 0 for affine maps
-        only.
+        only, without any test.
     max_steps
         The largest number of steps.
 

@@ -5,8 +5,8 @@ fraction of one. So the first steps of a stage run in a program that is compiled
 optimisation, which is ready two to three times sooner but makes each step four to five times
 slower. Once those steps have taken about as long as the optimising compiler would, the stage goes
 on in a program that is compiled with care. For any sampler this costs at most twice the better
-choice. If the log density takes most of the time, it alone is compiled with care from the first
-step on. The same call always gives the same bits (docs/decisions/0014-one-protocol.md).
+choice. If a step would be too slow that way, the log density alone is compiled with care from the
+first step on. The same call always gives the same bits (docs/decisions/0014-one-protocol.md).
 """
 
 from typing import NamedTuple
