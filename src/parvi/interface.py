@@ -211,7 +211,8 @@ class AbstractSampler(eqx.Module):
     def compares_densities(self) -> bool:
         """Whether it compares log densities of different steps, so that they must be the same.
 
-        In a sequence such a stage is left out if the target takes a new mini-batch every step.
+        In a sequence such a stage is left out if the target takes a new mini-batch every step, and
+        on several processes.
         """
         return False
 

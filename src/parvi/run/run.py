@@ -229,7 +229,7 @@ class Run:
         stages = self.sampler.stages
         for number in range(self._number + 1, len(stages)):
             stage = stages[number]
-            if self._is_staged and stage.sampler.compares_densities and not self.target.is_fixed:
+            if self._is_staged and stage.sampler.compares_densities and not self._is_comparable:
                 continue
             wanted = stage.when.known(place.particles.shape, self._done)
             if wanted is None:
@@ -260,6 +260,14 @@ class Run:
             )
         self.status = ended
 
+    @property
+    def _is_comparable(self) -> bool:
+        """Whether stages may compare log densities: not of mini-batches, nor on several processes.
+
+        XLA's collectives between processes on CPUs may overtake each other in such stages.
+        """
+        return self.target.is_fixed and (self._sharding is None or jax.process_count() == 1)
+
     def _read(self, place: Place, held: bool) -> Place:
         """The place with or without its scores."""
         if not held:
@@ -276,7 +284,9 @@ def _rows_of(particles, rows, sharding):
     if sharding is None:
         return particles[rows]
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    return jax.jit(lambda every: every[rows], out_shardings=everywhere)(particles)
+    found = jax.jit(lambda every: every[rows], out_shardings=everywhere)(particles)
+    # Processes must not begin another program with collectives before this one is over.
+    return jax.block_until_ready(found)
 
 
 @quickly
