@@ -4,7 +4,6 @@ Every particle is a chain of its own, so the change of a moment has a standard e
 changes. A moment that moves by more than chance was wrong, or is still on its way.
 """
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from parvi.geometry.frame import (
 
 # A drift of more than this is no chance.
 BOUND = 1.0
-# Normal score beyond which the sum of all squared changes is no chance: 5 in 10 000.
+# Normal score that is no chance, of a sum of all squared changes or of a tail: 5 in 10 000.
 _UNLIKELY = 3.3
 # Number of particles at which skewness doubles the largest errors.
 _SKEW = 10.0
@@ -84,8 +83,8 @@ def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) 
     """
     frame = axes.frame
 
-    def errors_of(old, new):
-        return jnp.abs(_errors(new - old, new if strict else new - old))
+    def errors_of(old, new, exact=strict):
+        return jnp.abs(_errors(new - old, new if exact else new - old))
 
     def unframed(z):
         return frame.stretch(z) / frame.sds
@@ -96,7 +95,8 @@ def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) 
     )
     every = [means, changes]
     if before.crossed is not None:
-        every.append(errors_of(before.crossed, after.crossed))
+        # Half of the particles is a sample of its own, however exact all of them together are.
+        every.append(errors_of(before.crossed, after.crossed, exact=False))
     errors = jnp.concatenate(every)
     # The largest of that many normal errors, by chance.
     drift = jnp.max(errors) - jnp.sqrt(2 * jnp.log(2.0 * (errors.shape[0] + changes.shape[0])))
@@ -147,4 +147,4 @@ def tail_error(frame: AbstractGaussianFrame, place: Place) -> Float[Array, ""]:
     slopes = 2 * squares * bounds / (squares + bounds) ** 2
     values = ((pulls + z.shape[1]) * beyond + slopes).T
     errors = _errors(values, values)
-    return jnp.max(jnp.abs(errors)) - math.sqrt(2 * math.log(4.0))
+    return jnp.max(jnp.abs(errors)) - _UNLIKELY + BOUND
