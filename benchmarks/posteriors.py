@@ -104,20 +104,23 @@ def svgd(problem: Problem, start, seed) -> Outcome:
     return Outcome(result.particles, result.num_gradients, facts)
 
 
-def nuts(problem: Problem, start, seed) -> Outcome:
-    """NumPyro's, four vectorised chains of 1000 + 1000; thinned to as many draws as particles."""
+def chains(log_density: Callable, num_samples: int) -> Any:
+    """NumPyro's NUTS: four vectorised chains, with a warm-up of 1000."""
     import numpyro.infer as infer
 
-    density = problem.target.full()
-    kernel = infer.NUTS(potential_fn=lambda x: -density(x))
-    mcmc = infer.MCMC(
-        kernel,
+    return infer.MCMC(
+        infer.NUTS(potential_fn=lambda x: -log_density(x)),
         num_warmup=1000,
-        num_samples=1000,
+        num_samples=num_samples,
         num_chains=4,
         chain_method="vectorized",
         progress_bar=False,
     )
+
+
+def nuts(problem: Problem, start, seed) -> Outcome:
+    """Four chains of 1000 + 1000, thinned to as many draws as particles."""
+    mcmc = chains(problem.target.full(), 1000)
     first = jnp.asarray(start[:4])
     mcmc.warmup(
         jax.random.key(seed), init_params=first, collect_warmup=True, extra_fields=("num_steps",)

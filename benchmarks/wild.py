@@ -19,6 +19,7 @@ from rich.progress import track
 
 import parvi
 from benchmarks.jobs import JOBS
+from benchmarks.posteriors import chains
 
 ROOT = pathlib.Path(__file__).parents[1]
 STORE, PAGE = ROOT / "results" / "wild", ROOT / "docs" / "benchmarks" / "wild.md"
@@ -29,21 +30,12 @@ _NO_REFERENCE = ("cauchy", "mixture-model-2", "mixture-model-3")
 
 def reference(name: str) -> dict:
     """Means and sds of a long NUTS run."""
-    import numpyro.infer as infer
     from numpyro.diagnostics import effective_sample_size, gelman_rubin
 
     job = JOBS[name]()
     with jax.enable_x64(True):
         began = time.perf_counter()
-        kernel = infer.NUTS(potential_fn=lambda x: -job.log_density(x))
-        mcmc = infer.MCMC(
-            kernel,
-            num_warmup=1000,
-            num_samples=4000,
-            num_chains=4,
-            chain_method="vectorized",
-            progress_bar=False,
-        )
+        mcmc = chains(job.log_density, 4000)
         first = jnp.asarray(np.random.default_rng(5).normal(size=(4, job.dim)))
         mcmc.run(jax.random.key(0), init_params=first, extra_fields=("num_steps",))
         draws = np.asarray(mcmc.get_samples(group_by_chain=True))

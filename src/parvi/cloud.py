@@ -26,6 +26,15 @@ class Place(NamedTuple):
     log_densities: Any
 
 
+def chosen(taken: Bool[Array, "..."], new: Place, old: Place) -> Place:
+    """The new rows where they are taken (one flag for all, or one for each), else the old ones."""
+
+    def one(a, b):
+        return jnp.where(taken.reshape(taken.shape + (1,) * (a.ndim - taken.ndim)), a, b)
+
+    return jax.tree_util.tree_map(one, new, old)
+
+
 class AbstractCloud(eqx.Module):
     """All that a field or a sampler may know: particles, scores, and the log density itself.
 

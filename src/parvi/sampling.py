@@ -206,12 +206,15 @@ def _unrest(run: Run, result: Result) -> str:
     """What is not at rest, and what to try."""
     assert run.target.layout is not None
     names = run.target.layout.flat_names()
-    changes = np.asarray(run.reports[run.stage.name])
-    worst = [f"{names[i]} ({changes[i]:.1f})" for i in np.argsort(-changes)[:5]]
+    changes, most = run.reports[run.stage.name], ""
+    # A stage of the user's own, or a scout, need not report changes.
+    if isinstance(changes, jax.Array) and changes.shape == (len(names),):
+        rows = np.argsort(-np.asarray(changes))[:5]
+        worst = ", ".join(f"{names[i]} ({float(changes[i]):.1f})" for i in rows)
+        most = f"The largest changes of a mean or variance, in standard errors, are: {worst}. "
     return (
-        f"{Status.NOT_AT_REST.name}: {Status.NOT_AT_REST.message} After {result.num_steps} steps, "
-        "the largest changes of a mean or variance, in standard errors, are those of "
-        f"{', '.join(worst)}. Do not take these particles for a sample. Try more particles, a "
-        "start closer to the target, or another parametrisation (non-centred, or on another "
-        "scale); result.check() says more."
+        f"{Status.NOT_AT_REST.name}: {Status.NOT_AT_REST.message} It ended after "
+        f"{result.num_steps} steps. {most}Do not take these particles for a sample. Try more "
+        "particles, a start closer to the target, or another parametrisation (non-centred, or on "
+        "another scale); result.check() says more."
     )

@@ -33,6 +33,15 @@ def test_exact_draws_get_a_clean_bill(gaussian):
     assert sum(bill.ok for bill in bills) >= 4, [bill.findings for bill in bills]
 
 
+def test_a_test_of_particles_that_were_given_up_says_nothing(gaussian):
+    """The run's own drift is taken, but not that of stages that were undone."""
+    result = result_of(gaussian, draws(gaussian))
+    history = {"drift": np.array([0.2, 5.0]), "stage": np.array(["explore", "verify again"])}
+    assert dataclasses.replace(result, history=history).check().numbers["drift"] == 5.0
+    history["stage"] = np.array(["explore", "verify again, undone"])
+    assert dataclasses.replace(result, history=history).check().numbers["drift"] == 0.2
+
+
 def test_what_is_wrong_is_said(gaussian):
     good = draws(gaussian)
     centre = good.mean(axis=0)

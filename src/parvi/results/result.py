@@ -205,10 +205,12 @@ class Result:
     @property
     def _drift(self) -> float | None:
         """The drift that the run itself has found in these particles, if it has tested them."""
-        drifts = self.history.get("drift")
-        if drifts is None or not np.isfinite(drifts[-1]):
+        if "drift" not in self.history:
             return None
-        return float(drifts[-1])
+        # Steps that were undone tested other particles.
+        kept = ~np.char.endswith(self.history["stage"].astype(str), ", undone")
+        drifts = self.history["drift"][kept]
+        return float(drifts[-1]) if len(drifts) and np.isfinite(drifts[-1]) else None
 
     def log_evidence(self) -> float:
         """The log of the integral of the density, as the tempered path has found it.

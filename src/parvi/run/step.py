@@ -5,11 +5,10 @@ Points that were rejected or are not finite are put back here, and nowhere else.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from parvi.cloud import Cloud
+from parvi.cloud import Cloud, chosen
 from parvi.interface import AbstractSampler, Info
 from parvi.status import Status
 
@@ -55,11 +54,7 @@ def concluded(
     careless = (accepted & ~taken) if accepted.ndim == 0 else jnp.zeros((), bool)
     status = jnp.where(careless, Status.NONFINITE, info.status).astype(jnp.int32)
 
-    def chosen(new, old):
-        return jnp.where(taken.reshape(taken.shape + (1,) * (new.ndim - taken.ndim)), new, old)
-
-    place = jax.tree_util.tree_map(chosen, there.place, cloud.place)
-    after = Cloud.of(place, cloud.log_density)
+    after = Cloud.of(chosen(taken, there.place, cloud.place), cloud.log_density)
     info = info._replace(status=status, gradients=info.gradients + asked)
     return Stepped(after, memory, info, jnp.any(taken))
 

@@ -19,15 +19,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from parvi.cloud import BLOCK, Cloud, Place
+from parvi.cloud import BLOCK, Cloud, Place, chosen
 from parvi.geometry.drift import BOUND, Axes, Moments, compared, mobility, tail_error
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
-from parvi.samplers.flight import Flight, chosen, landed, launched
+from parvi.samplers.flight import Flight, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status
 from parvi.stopping import Never
 
-# A transition that fewer than this share of the particles accept does not count.
+# A transition that fewer than this share of the particles accept does not count: half of the
+# acceptance that steps are tuned to.
 _FEWEST = 0.4
 # Tries per transition that counts.
 _MOST_TRIES = 4
@@ -64,6 +65,12 @@ class _Judged(NamedTuple):
     mobility: Float[Array, ""]
     rests: Any
     ends: Any
+
+    @classmethod
+    def nothing(cls, memory: Exploring) -> "_Judged":
+        """No window has ended."""
+        nan, no = jnp.full_like(memory.tails, jnp.nan), jnp.zeros((), bool)
+        return cls(memory, nan, nan, no, no)
 
 
 class AbstractExploration(AbstractSampler):
@@ -117,12 +124,10 @@ class AbstractExploration(AbstractSampler):
 
     def _judged(self, memory: Exploring, place: Place, rate) -> _Judged:
         """The sums after this step and, at the end of a window, the verdict."""
-        nan = jnp.full((), jnp.nan, place.particles.dtype)
-        no = jnp.zeros((), bool)
         return jax.lax.cond(
             memory.flight.left == 0,
             lambda: self._counted(memory, place, rate),
-            lambda: _Judged(memory, nan, nan, no, no),
+            lambda: _Judged.nothing(memory),
         )
 
     def _counted(self, memory: Exploring, place: Place, rate) -> _Judged:
@@ -133,12 +138,10 @@ class AbstractExploration(AbstractSampler):
         after = _added(memory.after, moments, counts & ~early)
         made, tried = memory.num_made + counts, memory.num_tried + 1
         memory = memory._replace(before=before, after=after, num_made=made, num_tried=tried)
-        nan = jnp.full((), jnp.nan, place.particles.dtype)
-        no = jnp.zeros((), bool)
         return jax.lax.cond(
             (made >= memory.window) | (tried >= _MOST_TRIES * memory.window),
             lambda: self._closed(memory, place),
-            lambda: _Judged(memory, nan, nan, no, no),
+            lambda: _Judged.nothing(memory),
         )
 
     def _closed(self, memory: Exploring, place: Place) -> _Judged:

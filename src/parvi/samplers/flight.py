@@ -90,12 +90,3 @@ def landed(
     log_step = flight.log_step + jnp.where(over, _GAIN * (rate - _WANTED), 0.0)
     flight = flight._replace(here=arrived, momenta=momenta, log_step=log_step, left=flight.left - 1)
     return flight, stays, rate
-
-
-def chosen(stays: Bool[Array, " n"], new: Place, old: Place) -> Place:
-    """The new rows of those that stay there, and the old ones of the others."""
-
-    def one(a, b):
-        return jnp.where(stays.reshape(stays.shape + (1,) * (a.ndim - 1)), a, b)
-
-    return jax.tree_util.tree_map(one, new, old)

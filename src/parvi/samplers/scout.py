@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from parvi.cloud import Place
-from parvi.evaluation import values_and_scores
+from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.status import Status
@@ -96,7 +95,7 @@ class Scout(AbstractSampler):
     def init(self, key, cloud):
         if self.start is None:
             raise ValueError("Scout needs to know where the run began; it works inside a Sequence.")
-        place = _read(cloud.log_density, self.start)
+        place = Cloud.at(cloud.log_density, self.start).place
         zeros = jnp.zeros_like(self.start)
         none = jnp.full(_MOST_MODES, -jnp.inf, zeros.dtype)
         modes = Modes(jnp.zeros((_MOST_MODES, zeros.shape[1]), zeros.dtype), none)
@@ -116,7 +115,7 @@ class Scout(AbstractSampler):
             share = (memory.step / self.num_steps).astype(cloud.dtype)
             lengths = (_LONG * widest) ** (1 - share) * (_SHORT * sds) ** share
             points = memory.place.particles + lengths * (first / (1 - _FIRST**past)) / roots
-            there = _read(cloud.log_density, points)
+            there = Cloud.at(cloud.log_density, points).place
             return Scouting(there, first, second, step, memory.modes)
 
         memory = jax.lax.fori_loop(0, _AT_ONCE, descended, memory)
@@ -138,11 +137,6 @@ class Scout(AbstractSampler):
             gradients=_AT_ONCE * len(self.start),
         )
         return jnp.zeros((), bool), pending, info
-
-
-def _read(log_density, points) -> Place:
-    values, scores = values_and_scores(log_density, points)
-    return Place(points, scores, values)
 
 
 def _modes(cloud, there: Place) -> Modes:
@@ -197,7 +191,7 @@ def _log_curvature(cloud, frame, there: Place, row) -> Float[Array, ""]:
     """log det of minus the Hessian in the cloud's frame, by differences of scores."""
     dim = cloud.shape[1]
     offsets = _DIFFERENCE * jnp.eye(dim, dtype=cloud.dtype)
-    scores = _read(cloud.log_density, there.particles[row] + frame.stretch(offsets)).scores
+    scores = Cloud.at(cloud.log_density, there.particles[row] + frame.stretch(offsets)).scores
     curvature = -frame.pull(scores - there.scores[row]) / _DIFFERENCE
     values = jnp.linalg.eigvalsh((curvature + curvature.T) / 2)
     # A direction that is flat there is taken to be ten times as wide as the cloud.

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from parvi.cloud import Place
+from parvi.cloud import Place, chosen
 from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame, DiagonalFrame, tells_covariance
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
-from parvi.samplers.flight import Flight, chosen, landed, launched
+from parvi.samplers.flight import Flight, landed, launched
 from parvi.samplers.fly import paired_normal
 from parvi.samplers.keys import cheap
 from parvi.samplers.scout import Modes
