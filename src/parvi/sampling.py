@@ -21,7 +21,9 @@ from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.default import pfg
+from parvi.samplers.explore import Explored
 from parvi.samplers.sequence import Sequence
+from parvi.samplers.temper import Passes
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
@@ -182,6 +184,7 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
         settings=settings,
         timing=Timing(seconds, run.compile_seconds),
         num_moved=num_moved,
+        passes=next((r for r in run.reports.values() if isinstance(r, Passes)), None),
     )
     if status == Status.NOT_AT_REST:
         warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)
@@ -206,10 +209,11 @@ def _unrest(run: Run, result: Result) -> str:
     """What is not at rest, and what to try."""
     assert run.target.layout is not None
     names = run.target.layout.flat_names()
-    changes, most = run.reports[run.stage.name], ""
+    report, most = run.reports[run.stage.name], ""
     # A stage of the user's own, or a scout, need not report changes.
-    if isinstance(changes, jax.Array) and changes.shape == (len(names),):
-        rows = np.argsort(-np.asarray(changes))[:5]
+    if isinstance(report, Explored):
+        changes = np.asarray(report.changes)
+        rows = np.argsort(-changes)[:5]
         worst = ", ".join(f"{names[i]} ({float(changes[i]):.1f})" for i in rows)
         most = f"The largest changes of a mean or variance, in standard errors, are: {worst}. "
     return (

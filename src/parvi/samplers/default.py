@@ -3,16 +3,19 @@
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
    few particles to bend, it runs for longer (**affine alone**).
 2. **bend** moves along random features, in rounds, until only the features' noise is left.
-3. **scout** lets some first particles descend alone. If they find modes that the cloud has left,
-   **temper** follows a path from a Gaussian that covers all of them, with weights.
+3. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
+   to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
+   that covers all of them, with weights.
 4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
-   **fly** makes Hamiltonian transitions, and **bend again** follows. If the particles then lie in
-   separated clumps, **temper clumps** follows the path.
+   **fly** makes Hamiltonian transitions. If the particles then lie in separated clumps, **temper
+   clumps** follows the path.
 5. **settle** bends after a path; **verify modes** tests each mode by itself.
 6. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
-   are, the run has CONVERGED, and the particles are those from before the test. If not, **explore**
-   makes transitions until nothing drifts, **polish** bends once more, and **verify again** tests
-   that; what does not pass is undone. A run that does not come to rest ends as NOT_AT_REST.
+   are, the run has CONVERGED, and the particles are those from before the test. If not, and after
+   a flight, **explore** makes transitions until nothing drifts; a run that does not come to rest
+   ends as NOT_AT_REST. **gather** takes from further transitions the particles that sum them up,
+   **polish** bends once more, and **compare** asks whether the polished particles still have the
+   moments of all places that were visited; if not, the polish is undone.
 """
 
 from parvi.fields.clipped import Clipped
@@ -25,7 +28,8 @@ from parvi.samplers.bend import Bend
 from parvi.samplers.explore import Explore, Verify
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
-from parvi.samplers.scout import Scout
+from parvi.samplers.gather import Compare, Gather
+from parvi.samplers.scout import Scout, Weigh
 from parvi.samplers.sequence import (
     After,
     Both,
@@ -33,6 +37,7 @@ from parvi.samplers.sequence import (
     Either,
     EnoughToBend,
     FarFromGaussian,
+    Few,
     Sequence,
     Stage,
     TooFewToBend,
@@ -95,26 +100,30 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     lost = Status.NOT_AT_REST
     hill = Both(bends, Both(Without("temper"), Without("temper clumps")))
     tempered = Either(After("temper"), After("temper clumps"))
+    unsure = Either(After("verify", lost), Both(hill, After("fly")))
     explored = After("explore", Status.CONVERGED)
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
     within = Verify(better_than_draws=True, least_mobility=0.0)
+    polished = ("polish", "polish alone")
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),
         Stage("affine alone", affine(), when=few),
         Stage("bend", bend, when=bends),
         Stage("scout", Scout(), when=bends),
-        Stage("temper", Temper(), when=After("scout", lost)),
+        Stage("weigh", Weigh(), when=After("scout", lost)),
+        Stage("temper", Temper(), when=After("weigh", lost)),
         Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
-        Stage("bend again", Bend(num_features, fall=0.1), when=After("fly")),
-        Stage("temper clumps", Temper(), when=Both(hill, Clumped())),
+        Stage("temper clumps", Temper(), when=Both(After("fly"), Clumped())),
         Stage("settle", settle, when=tempered, back_to=("settle",)),
         Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
-        Stage("verify", verify, when=Either(hill, few)),
-        Stage("explore", Explore(), when=After("verify", lost)),
-        Stage("polish", Bend(num_features), when=Both(bends, explored)),
+        Stage("verify", verify, when=Both(Without("fly"), Either(hill, few))),
+        Stage("explore", Explore(), when=unsure),
+        Stage("gather", Gather(), when=Both(explored, Few())),
+        Stage("polish", Bend(num_features, fall=0.1), when=Both(bends, explored)),
         Stage("polish alone", affine(), when=Both(few, explored)),
-        Stage("verify again", verify, when=explored, back_to=("polish", "polish alone")),
+        Stage("compare", Compare(), when=After("gather"), back_to=polished),
+        Stage("verify again", verify, when=Both(explored, Without("gather")), back_to=polished),
         max_steps=max_steps,
     )

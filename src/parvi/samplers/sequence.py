@@ -4,6 +4,7 @@ A stage is compiled, and takes memory, only if its condition holds.
 """
 
 import abc
+import math
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -122,6 +123,15 @@ class FarFromGaussian(AbstractCondition):
         seen = View(cloud, InFrame(own_frame(cloud.particles)))
         fisher = seen.mean(lambda block, w: block.scores.T @ (w[:, None] * block.scores))
         return jnp.linalg.eigvalsh(fisher)[-1] > self.least
+
+
+class Few(AbstractKnownCondition):
+    """The stage runs if the particles have at most ``most`` numbers in all."""
+
+    most: int = 1 << 20
+
+    def known(self, shape, done):
+        return math.prod(shape) <= self.most
 
 
 class Clumped(AbstractCondition):
