@@ -63,7 +63,7 @@ def test_standard_errors_come_from_the_passes_and_copies_are_named():
     # Independent passes of 400 draws: sqrt(0.4 * 0.6 / 2400) = 0.01, from six of them.
     assert 0.003 < modes.standard_errors[0] < 0.025
     assert modes.copies == ((0, 1),)
-    assert "Modes 1 and 2 are equal in weight" in str(modes)
+    assert "Modes 1 and 2 look like copies" in str(modes)
 
 
 def test_a_result_tells_its_modes(tmp_path):

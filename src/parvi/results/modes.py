@@ -39,8 +39,8 @@ class Modes(NamedTuple):
 
     ``weights``: their shares of the particles. ``standard_errors``: of the weights, from the passes
     of the tempered path; NaN if the run took none. ``labels``: the mode of every particle.
-    ``copies``: groups of modes that are equal in weight and in the distribution of the log density,
-    as the copies of one mode under a change of labels are.
+    ``copies``: groups of modes that are equal in weight and in mean log density, and whose means
+    have changed places, as those of one mode under a change of labels have.
     """
 
     weights: Float[np.ndarray, " k"]
@@ -58,8 +58,8 @@ class Modes(NamedTuple):
             lines.append("No tempered path was taken: the weights are those of the start.")
         for group in self.copies:
             lines.append(
-                f"Modes {_and([str(1 + k) for k in group])} are equal in weight and in log "
-                "density, as the copies of one mode under a change of labels are."
+                f"Modes {_and([str(1 + k) for k in group])} look like copies of one mode under a "
+                "change of labels: weight and log density are equal, and means change places."
             )
         return " ".join(lines)
 
@@ -89,7 +89,8 @@ def modes_of(
     if passes is not None:
         nearest = [rank[pieces[tree.query(end * unit)[1]]] for end in np.asarray(passes.ends)]
         errors = _standard_errors(np.asarray(passes.log_evidences, float), nearest, len(weights))
-    return Modes(weights, errors, labels, _copies(weights, errors, labels, log_densities))
+    copies = _copies(weights, errors, labels, flat, log_densities)
+    return Modes(weights, errors, labels, copies)
 
 
 @eqx.filter_jit
@@ -176,24 +177,46 @@ def _standard_errors(log_evidences, labels: list[np.ndarray], num: int) -> np.nd
     return np.sqrt(shares**2 @ changes**2 * made.sum() / (made.sum() - 1))
 
 
-def _copies(weights, errors, labels, log_densities) -> tuple[tuple[int, ...], ...]:
-    groups: list[list[int]] = []
+class _Side(NamedTuple):
+    """What copies of a mode have in common, with standard errors."""
+
+    weight: tuple[float, float]
+    height: tuple[float, float]
+    means: tuple[np.ndarray, np.ndarray]
+
+
+def _copies(weights, errors, labels, flat, log_densities) -> tuple[tuple[int, ...], ...]:
     if not np.isfinite(errors).all():
         return ()
-    own = [log_densities[labels == k] for k in range(len(weights))]
     sampling = np.sqrt(weights * (1 - weights) / len(labels))
+    sides = []
     for k in range(len(weights)):
-        for group in groups:
-            first = group[0]
-            error = np.hypot(max(errors[k], sampling[k]), max(errors[first], sampling[first]))
-            height = np.hypot(*(own[i].std() / len(own[i]) ** 0.5 for i in (k, first)))
-            same = abs(weights[k] - weights[first]) <= _EQUAL * error
-            if same and abs(own[k].mean() - own[first].mean()) <= _EQUAL * height:
-                group.append(k)
-                break
-        else:
-            groups.append([k])
+        own, heights = flat[labels == k], log_densities[labels == k]
+        root = len(own) ** 0.5
+        height = (heights.mean(), heights.std() / root)
+        means = (own.mean(axis=0), own.std(axis=0) / root)
+        sides.append(_Side((weights[k], max(errors[k], sampling[k])), height, means))
+    groups: list[list[int]] = []
+    for k, side in enumerate(sides):
+        home = next((g for g in groups if _are_copies(sides[g[0]], side)), None)
+        groups.append([k]) if home is None else home.append(k)
     return tuple(tuple(group) for group in groups if len(group) > 1)
+
+
+def _are_copies(one: _Side, other: _Side) -> bool:
+    """Equal in weight and log density, with means that stand at each other's coordinates."""
+
+    def differ(a, b):
+        return np.abs(a[0] - b[0]) > _EQUAL * np.hypot(a[1], b[1])
+
+    if differ(one.weight, other.weight) or differ(one.height, other.height):
+        return False
+    moved = np.flatnonzero(differ(one.means, other.means))
+    rows = tuple(part[moved, None] for part in one.means)
+    columns = tuple(part[moved] for part in other.means)
+    met = ~differ(rows, columns)
+    # Logits beside a fixed one do not only change places, so half of the coordinates are enough.
+    return len(moved) >= 2 and met.any(axis=1).mean() >= 0.5
 
 
 def _and(words: list[str]) -> str:

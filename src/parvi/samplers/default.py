@@ -2,13 +2,12 @@
 
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
    few particles to bend, it runs for longer (**affine alone**).
-2. **bend** moves along random features, in rounds, until only the features' noise is left.
-3. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
+2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
    to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
    that covers all of them, with weights.
+3. **bend** moves along random features, in rounds, until only the features' noise is left.
 4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
-   **fly** makes Hamiltonian transitions. If the particles then lie in separated clumps, **temper
-   clumps** follows the path.
+   **fly** makes Hamiltonian transitions.
 5. **settle** bends after a path; **verify modes** tests each mode by itself.
 6. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
    are, the run has CONVERGED, and the particles are those from before the test. If not, and after
@@ -33,7 +32,6 @@ from parvi.samplers.scout import Scout, Weigh
 from parvi.samplers.sequence import (
     After,
     Both,
-    Clumped,
     Either,
     EnoughToBend,
     FarFromGaussian,
@@ -95,13 +93,14 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     """
     if num_features == 0:
         return Sequence(Stage("affine alone", affine()), max_steps=max_steps)
-    bend, settle = Bend(num_features), Bend(num_features, patience=10)
+    # Rounds on several hills do not end, and further stages tell what is wrong.
+    bend, settle = Bend(num_features, patience=30), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
-    hill = Both(bends, Both(Without("temper"), Without("temper clumps")))
-    tempered = Either(After("temper"), After("temper clumps"))
+    hill, tempered = Both(bends, Without("temper")), After("temper")
     unsure = Either(After("verify", lost), Both(hill, After("fly")))
-    explored = After("explore", Status.CONVERGED)
+    explored = Both(After("explore", Status.CONVERGED), Without("gather"))
+    rests = Either(After("gather", Status.CONVERGED), explored)
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
     within = Verify(better_than_draws=True, least_mobility=0.0)
@@ -109,21 +108,20 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),
         Stage("affine alone", affine(), when=few),
-        Stage("bend", bend, when=bends),
         Stage("scout", Scout(), when=bends),
         Stage("weigh", Weigh(), when=After("scout", lost)),
         Stage("temper", Temper(), when=After("weigh", lost)),
+        Stage("bend", bend, when=hill),
         Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
-        Stage("temper clumps", Temper(), when=Both(After("fly"), Clumped())),
         Stage("settle", settle, when=tempered, back_to=("settle",)),
         Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
         Stage("verify", verify, when=Both(Without("fly"), Either(hill, few))),
         Stage("explore", Explore(), when=unsure),
         Stage("gather", Gather(), when=Both(explored, Few())),
-        Stage("polish", Bend(num_features, fall=0.1), when=Both(bends, explored)),
-        Stage("polish alone", affine(), when=Both(few, explored)),
-        Stage("compare", Compare(), when=After("gather"), back_to=polished),
-        Stage("verify again", verify, when=Both(explored, Without("gather")), back_to=polished),
+        Stage("polish", Bend(num_features, fall=0.1, patience=30), when=Both(bends, rests)),
+        Stage("polish alone", affine(), when=Both(few, rests)),
+        Stage("compare", Compare(), when=After("gather", Status.CONVERGED), back_to=polished),
+        Stage("verify again", verify, when=explored, back_to=polished),
         max_steps=max_steps,
     )

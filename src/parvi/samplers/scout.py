@@ -41,7 +41,7 @@ _DIFFERENCE = 0.01
 # How much farther out than the start the second half of the scouts begins.
 _FARTHER = 4.0
 # Newton's steps towards the peak, and the longest of them in standard deviations of the cloud.
-_NUM_CLIMBS, _LONGEST = 4, 1.0
+_NUM_CLIMBS, _LONGEST = 8, 1.0
 # Twice the gain in nats that Newton's method still expects, below which a point is a peak. An
 # unbounded density, such as that in the neck of a funnel, has none.
 _PEAK = 1.0
@@ -60,11 +60,12 @@ class Modes(NamedTuple):
 class Sighted(NamedTuple):
     """The scouts that ended behind a valley: the highest ones, far from each other.
 
-    ``real`` says which rows are scouts; the others fill up.
+    ``real`` says which rows are scouts; the others fill up. ``home``: the end nearest to the cloud.
     """
 
     places: Float[Array, "k d"]
     real: Bool[Array, " k"]
+    home: Float[Array, " d"]
 
 
 class Scouting(NamedTuple):
@@ -114,9 +115,8 @@ class Scout(AbstractSampler):
             raise ValueError("Scout needs to know where the run began; it works inside a Sequence.")
         place = Cloud.at(cloud.log_density, _spread_out(cloud.log_density, self.start)).place
         zeros = jnp.zeros_like(place.particles)
-        sighted = Sighted(
-            jnp.zeros((_MOST_MODES, zeros.shape[1]), zeros.dtype), jnp.zeros(_MOST_MODES, bool)
-        )
+        nowhere = jnp.zeros((_MOST_MODES, zeros.shape[1]), zeros.dtype)
+        sighted = Sighted(nowhere, jnp.zeros(_MOST_MODES, bool), nowhere[0])
         return Scouting(place, zeros, zeros, jnp.zeros((), jnp.int32), sighted)
 
     def propose(self, key, cloud, memory):
@@ -192,22 +192,31 @@ class Weigh(AbstractSampler):
     def propose(self, key, cloud, memory):
         few = cloud.some()
         frame = DenseFrame.of(few.particles)
-        home = jnp.mean(few.log_densities) + 0.5 * few.shape[1]
-        # One after another: d points each.
-        found = jax.lax.map(
+        # One after another: d points each. The last one is home.
+        points = jnp.concatenate([self.sighted.places, self.sighted.home[None]])
+        real = jnp.append(self.sighted.real, True)
+        climbs = jax.lax.map(
             lambda args: jax.lax.cond(
                 args[1],
-                lambda point: _weighed(few, frame, point, home),
-                lambda point: (point, jnp.full((), -jnp.inf, point.dtype)),
+                lambda point: _climbed(few, frame, point),
+                lambda point: _Climb.nowhere(point),
                 args[0],
             ),
-            tuple(self.sighted),
+            (points, real),
         )
-        return cloud, Modes(*found)
+        place = Place(frame.leave(climbs.z), None, climbs.log_density)
+        # Scouts that are still on their way along a bent ridge climb to the same peak.
+        behind = _depths(few.log_density, place, len(real) - 1) > _DEPTH
+        masses = climbs.log_density - 0.5 * climbs.log_curvature
+        masses = masses - jnp.mean(few.log_densities) - 0.5 * few.shape[1]
+        # A comparison with NaN is false, so what is not finite does not count.
+        counts = real & behind & (climbs.gain < _PEAK) & (masses > -_LEAST)
+        masses = jnp.where(counts, masses, -jnp.inf).astype(cloud.dtype)
+        return cloud, Modes(place.particles[:-1], masses[:-1])
 
     def conclude(self, cloud, pending, arrived):
         counts = jnp.any(pending.log_masses > -jnp.inf)
-        climbs = jnp.sum(self.sighted.real) * (_NUM_CLIMBS + 1)
+        climbs = (1 + jnp.sum(self.sighted.real)) * (_NUM_CLIMBS + 1)
         info = Info.of(
             cloud,
             jnp.full((), jnp.nan),
@@ -221,7 +230,11 @@ def _sighted(cloud, there: Place) -> Sighted:
     """The ends behind a valley, the highest first, and far from each other."""
     z = DenseFrame.of(cloud.particles).enter(there.particles)
     sound = jnp.isfinite(there.log_densities) & jnp.all(jnp.isfinite(z), axis=1)
-    candidates = sound & (_valleys(cloud, there, z) > _DEPTH)
+    distances = jnp.nan_to_num(jnp.linalg.norm(z, axis=1), nan=jnp.inf)
+    home = jnp.argmin(distances)
+    # If no scout ended in the cloud, all of them are elsewhere.
+    outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
+    candidates = sound & ((_depths(cloud.log_density, there, home) > _DEPTH) | outside)
 
     def one(open_, _):
         """The highest end that is left, without those around it."""
@@ -230,24 +243,22 @@ def _sighted(cloud, there: Place) -> Sighted:
         return open_ & ~closed, (row, open_[row])
 
     _, (rows, real) = jax.lax.scan(one, candidates, length=_MOST_MODES)
-    return Sighted(there.particles[rows], real)
+    # With all of them elsewhere, the cloud stands for itself.
+    centre = jnp.where(outside, jnp.mean(cloud.particles, axis=0), there.particles[home])
+    return Sighted(there.particles[rows], real, centre)
 
 
-def _valleys(cloud, there: Place, z) -> Float[Array, " m"]:
-    """How deep the valley is between each scout and the one that came home, in nats.
+def _depths(log_density, there: Place, home) -> Float[Array, " m"]:
+    """How deep the valley is between each place and the one at row ``home``, in nats.
 
-    Where level sets are convex there is none, however far the scout is. If no scout ended in the
-    cloud, all of them are elsewhere.
+    Where level sets are convex there is none, however far the place is.
     """
-    distances = jnp.nan_to_num(jnp.linalg.norm(z, axis=1), nan=jnp.inf)
-    home = jnp.argmin(distances)
-    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=cloud.dtype)[1:-1, None, None]
-    between = (1 - shares) * there.particles + shares * there.particles[home]
-    values = jax.lax.map(jax.vmap(cloud.log_density), between)
-    lower = jnp.minimum(there.log_densities, there.log_densities[home])
-    depths = lower - jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
-    outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
-    return jnp.where(outside, jnp.inf, depths)
+    points, heights = there.particles, there.log_densities
+    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=points.dtype)[1:-1, None, None]
+    between = (1 - shares) * points + shares * points[home]
+    values = jax.lax.map(jax.vmap(log_density), between)
+    lowest = jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
+    return jnp.minimum(heights, heights[home]) - lowest
 
 
 class _Climb(NamedTuple):
@@ -259,9 +270,15 @@ class _Climb(NamedTuple):
     gain: Float[Array, ""]
     log_curvature: Float[Array, ""]
 
+    @classmethod
+    def nowhere(cls, point: Float[Array, " d"]) -> "_Climb":
+        """Of a row that is no scout."""
+        nan = jnp.full((), jnp.nan, point.dtype)
+        return cls(point, nan, point, nan, nan)
 
-def _weighed(cloud, frame, point, home) -> tuple[Float[Array, " d"], Float[Array, ""]]:
-    """The peak above a point, and the log of its mass over the cloud's, if it has one."""
+
+def _climbed(cloud, frame, point) -> _Climb:
+    """The peak above a point, by Newton's method."""
 
     def at(z):
         """The curvature is that in the cloud's frame, by differences of scores."""
@@ -276,15 +293,11 @@ def _weighed(cloud, frame, point, home) -> tuple[Float[Array, " d"], Float[Array
         along = vectors.T @ pulls[0]
         step = vectors @ (along / wide)
         step = step * jnp.minimum(1.0, _LONGEST / jnp.maximum(jnp.linalg.norm(step), 1e-9))
-        log_curvature = jnp.sum(jnp.log(wide))
-        return _Climb(z, place.log_densities[0], step, jnp.sum(along**2 / wide), log_curvature)
+        gain, log_curvature = jnp.sum(along**2 / wide), jnp.sum(jnp.log(wide))
+        return _Climb(z, place.log_densities[0], step, gain, log_curvature)
 
-    climb = at(frame.enter(point))
-    climb = jax.lax.fori_loop(0, _NUM_CLIMBS, lambda _, c: at(c.z + c.step), climb)
-    gain = climb.log_density - home - 0.5 * climb.log_curvature
-    counts = (climb.gain < _PEAK) & (gain > -_LEAST)
-    # A comparison with NaN is false, so what is not finite does not count.
-    return frame.leave(climb.z), jnp.where(counts, gain, -jnp.inf).astype(cloud.dtype)
+    first = at(frame.enter(point))
+    return jax.lax.fori_loop(0, _NUM_CLIMBS, lambda _, climb: at(climb.z + climb.step), first)
 
 
 def _spread_out(log_density, start: Float[Array, "m d"]) -> Float[Array, "k d"]:

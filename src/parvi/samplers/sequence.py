@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from parvi.cloud import Cloud, View
-from parvi.geometry.clumps import separated
 from parvi.geometry.frame import InFrame, own_frame
 from parvi.interface import AbstractSampler
 from parvi.samplers.bend import Bend
@@ -132,14 +131,6 @@ class Few(AbstractKnownCondition):
 
     def known(self, shape, done):
         return math.prod(shape) <= self.most
-
-
-class Clumped(AbstractCondition):
-    """The stage runs if the particles lie in separated clumps."""
-
-    def holds(self, cloud):
-        seen = View(cloud.some(), InFrame(own_frame(cloud.particles)))
-        return separated(seen.particles, seen.scores)
 
 
 class Stage(eqx.Module):
