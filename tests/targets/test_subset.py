@@ -1,5 +1,6 @@
 """Subsets of rows that all rows correct: exact for quadratics, and an error that is known."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +50,7 @@ def at_mean(target, particles):
     return centre, taylor(target, centre)
 
 
+@eqx.filter_jit
 def differences(one, other, particles):
     """How the two log densities differ, up to a constant, and how their scores do."""
     values = [jax.vmap(density)(particles) for density in (one, other)]

@@ -22,7 +22,6 @@ eta = a spread has the preconditioner a variance. Both are the default of ``psgl
 """
 
 import abc
-import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -34,6 +33,10 @@ from parvi.cloud import Cloud
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.sgld import FIRST, PolynomialDecay, Schedule
 from parvi.stopping import Never
+
+# Scores of one particle in a wild place would carry it away, since their average over all particles
+# hardly knows them. Those of a Gaussian are beyond this for one in four hundred, and a little.
+_LONGEST = 3.0
 
 
 class AbstractCorrection(eqx.Module):
@@ -168,6 +171,8 @@ class PSGLD(AbstractSampler):
         The particles over which squared scores are averaged.
     unit
         The unit of the schedule.
+    longest
+        The largest score of a coordinate, in root mean squares of it; None for any.
     """
 
     schedule: Schedule = PolynomialDecay()
@@ -179,6 +184,7 @@ class PSGLD(AbstractSampler):
     stopping_rule: AbstractStoppingRule = Never()
     average: AbstractAverage = EachParticle()
     unit: AbstractUnit = One()
+    longest: float | None = None
 
     def __check_init__(self):
         if not 0 <= self.decay < 1:
@@ -210,7 +216,10 @@ class PSGLD(AbstractSampler):
 
         eta = self.unit.of(cloud.particles) * jnp.asarray(self.schedule(memory.step), cloud.dtype)
         noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
-        drift = eta * (preconditioner * cloud.scores + gamma)
+        pull = preconditioner * cloud.scores
+        if self.longest is not None:
+            pull = jnp.clip(pull, -self.longest * self.num_rows, self.longest * self.num_rows)
+        drift = eta * (pull + gamma)
         points = cloud.particles + drift + jnp.sqrt(2 * eta * preconditioner) * noise
         # A Hessian-vector product counts as two gradients.
         gradients = 2 * products * cloud.shape[0]
@@ -247,9 +256,18 @@ def psgld(
     >>> bool(np.allclose(result.particles.std(axis=0), scales, rtol=0.2))
     True
     """
-    if step_size is None:
-        falling = PolynomialDecay(FIRST / num_rows * offset**power, offset, power)
-        sampler = PSGLD(falling, decay, regulariser, num_rows, correction, max_steps)
-        return dataclasses.replace(sampler, average=AllParticles(), unit=Spread())
-    schedule = step_size if callable(step_size) else PolynomialDecay(step_size, offset, power)
-    return PSGLD(schedule, decay, regulariser, num_rows, correction, max_steps)
+    relative = step_size is None
+    # Scores that are divided by N make G that much larger.
+    size = FIRST / max(num_rows, 1) * offset**power if step_size is None else step_size
+    schedule = size if callable(size) else PolynomialDecay(size, offset, power)
+    return PSGLD(
+        schedule,
+        decay,
+        regulariser,
+        num_rows,
+        correction,
+        max_steps,
+        average=AllParticles() if relative else EachParticle(),
+        unit=Spread() if relative else One(),
+        longest=_LONGEST if relative else None,
+    )

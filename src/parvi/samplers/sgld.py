@@ -84,7 +84,7 @@ class SGLD(AbstractSampler):
         The number of steps in a run.
     unit
         The unit of the schedule. With ``FixedStep(1.0)`` its steps are taken as they are; with
-        ``CurvatureStep(1.0)`` they are in units of one over the curvature.
+        ``CurvatureStep(share)`` they are in units of a share of one over the curvature.
     longest
         The longest drift of a particle, in root mean square lengths of its noise; None for any.
     """
@@ -143,7 +143,7 @@ def sgld(
     True
     """
     if step_size is None:
-        falling = PolynomialDecay(FIRST * offset**power, offset, power)
-        return SGLD(falling, max_steps, unit=CurvatureStep(1.0), longest=_LONGEST)
+        falling = PolynomialDecay(offset**power, offset, power)
+        return SGLD(falling, max_steps, unit=CurvatureStep(FIRST), longest=_LONGEST)
     schedule = step_size if callable(step_size) else PolynomialDecay(step_size, offset, power)
     return SGLD(schedule, max_steps)
