@@ -17,6 +17,7 @@ from parvi.run.compile.programs import CAPACITY
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.interrupts import noted_interrupts
 from parvi.run.progress import Bar
+from parvi.run.rows import with_rows
 from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
 from parvi.run.threads import single_blas_thread
@@ -113,6 +114,8 @@ def sample(
         stack.enter_context(single_blas_thread())
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
+        num, dim = particles.shape
+        target = with_rows(target, sampler, (num, dim), dtype)
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
             # Many particles are moved in place, which must not change the caller's array.
             particles = jnp.array(particles, copy=True)
@@ -188,6 +191,8 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
     )
     if status == Status.NOT_AT_REST:
         warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)
+    if status == Status.NOISY:
+        warnings.warn(_noise(run, result), NotAtRestWarning, stacklevel=3)
     if throw and interrupted:
         raise SamplingInterrupted(
             f"{status.message} The particles after {result.num_steps} steps are in the .result of "
@@ -221,4 +226,21 @@ def _unrest(run: Run, result: Result) -> str:
         f"{result.num_steps} steps. {most}Do not take these particles for a sample. Try more "
         "particles, a start closer to the target, or another parametrisation (non-centred, or on "
         "another scale); result.check() says more."
+    )
+
+
+def _noise(run: Run, result: Result) -> str:
+    """Why the particles were not tested, and what to try."""
+    if run.rounds is not None:
+        why = run.rounds.words()
+    else:
+        why = (
+            f"All {run.target.num_rows} rows of data are too many to see at every step, and "
+            f"{result.num_particles} particles are too few to correct mini-batches in "
+            f"{run.particles.shape[1]} dimensions. Judge the particles by their predictions on "
+            "rows that were held out."
+        )
+    return (
+        f"{Status.NOISY.name}: {Status.NOISY.message} It ended after {result.num_steps} steps. "
+        f"{why}"
     )

@@ -43,7 +43,7 @@ EQUIVARIANT = {
     "svgd_blocked": parvi.svgd(block_size=3),
     "matrix_svgd": parvi.matrix_svgd(),
     "svn": parvi.svn(),
-    "projected_svn": parvi.projected_svn(rank=2),
+    "projected_svn": parvi.projected_svn(rank=2, prior_covariance=1.0),
     "sliced_svgd": parvi.sliced_svgd(),
     "jko_icnn": parvi.jko_icnn(width=4, num_inner_steps=3),
 }

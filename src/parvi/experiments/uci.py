@@ -18,13 +18,13 @@ import numpy as np
 from parvi import pfg, psgld, sample, sgld
 from parvi.experiments import datasets
 from parvi.experiments.cells import Experiment
-from parvi.experiments.networks import Falling, falling_adam, network_pfg
 from parvi.experiments.tables import Score, chosen, footnote, markdown, ordering, published, versus
 from parvi.experiments.tuning import DEFAULT, STEP_SIZES, best, tuned_facts
 from parvi.fields import SVGD, MatrixSVGD, SharedPreconditioner, SlicedSVGD
 from parvi.interface import AbstractField
 from parvi.models.neural_network import initial_networks, network_regression, regression_scores
 from parvi.preconditioners import FisherDiagonal, Identity, Kronecker
+from parvi.samplers.networks import Falling, falling_adam, network_pfg
 from parvi.stopping import exactly
 
 _NUM_PARTICLES = 100

@@ -28,6 +28,7 @@ from parvi.samplers.explore import Explore, Verify
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
 from parvi.samplers.gather import Compare, Gather
+from parvi.samplers.networks import large_network
 from parvi.samplers.scout import Scout, Weigh
 from parvi.samplers.sequence import (
     After,
@@ -72,6 +73,11 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     with weights. A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian
     transitions; one that does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never
     does.
+
+    All of this needs a log density that is the same at every step. Of a ``parvi.MiniBatch`` it
+    therefore uses all rows, or, if these are too dear, subsets that all rows correct. A run whose
+    subsets are still too noisy at the end, or that has too few particles to correct them, ends as
+    ``NOISY``: see ``parvi.MiniBatch``.
 
     Parameters
     ----------
@@ -124,4 +130,5 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("compare", Compare(), when=After("gather", Status.CONVERGED), back_to=polished),
         Stage("verify again", verify, when=explored, back_to=polished),
         max_steps=max_steps,
+        for_batches=Sequence(Stage("network", large_network(min(500, max_steps)))),
     )

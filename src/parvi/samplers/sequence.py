@@ -166,12 +166,18 @@ class Sequence(eqx.Module):
         Each runs until it is done, if its condition holds.
     max_steps
         The largest number of steps of all stages together.
+    for_batches
+        The sequence that runs instead on mini-batches, if there are too many rows to see all of
+        them and too few particles to work with subsets.
     """
 
     stages: tuple[Stage, ...]
     max_steps: int
+    for_batches: "Sequence | None"
 
-    def __init__(self, *stages: Stage, max_steps: int = 5000):
+    def __init__(
+        self, *stages: Stage, max_steps: int = 5000, for_batches: "Sequence | None" = None
+    ):
         names = [stage.name for stage in stages]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"A sequence needs stages with names of their own, got {names}.")
@@ -184,6 +190,7 @@ class Sequence(eqx.Module):
                 )
         self.stages = stages
         self.max_steps = max_steps
+        self.for_batches = for_batches
 
 
 def as_sequence(sampler: AbstractSampler | Sequence) -> Sequence:
