@@ -1,5 +1,7 @@
 """Lone descents, and whether their ends are on hills of their own."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,9 +26,9 @@ def test_every_particle_climbs_its_own_hill():
     first = start(16, 30)
     result = parvi.sample(wells, first, sampler=Descend())
     assert result.status == parvi.Status.CONVERGED
-    # Momentum carries some of those past the ridge that begin at its foot.
+    # Momentum may carry those past the ridge that begin at its foot. A hill has an sd of 0.05.
     far = np.abs(first) > 0.2
-    np.testing.assert_allclose(result.particles[far], np.sign(first)[far], atol=0.02)
+    np.testing.assert_allclose(result.particles[far], np.sign(first)[far], atol=0.05)
 
 
 def test_it_ends_by_itself():
@@ -83,14 +85,15 @@ def test_ends_on_one_hill_and_on_many_are_told_apart():
 
     first = start(40, 60)
     for log_density, many in ((ridge, False), (wells, True)):
-        result = parvi.sample(log_density, first, sampler=Part(), throw=False)
+        with pytest.warns(parvi.NotAtRestWarning) if many else contextlib.nullcontext():
+            result = parvi.sample(log_density, first, sampler=Part())
         expected = parvi.Status.NOT_AT_REST if many else parvi.Status.CONVERGED
         assert result.status == expected
         np.testing.assert_array_equal(result.particles, first)
         share = result.history["share"][-1]
-        assert share < 0.1 if many else 0.8 < share < 1.5
-        # 24 particles for 100 steps and a product with a Hessian; all of them once at the start.
-        assert result.num_gradients == 40 + 24 * (100 + 2)
+        assert share < 0.1 if many else share > 0.9
+        # 24 particles for 100 steps, and two products with a Hessian each; all once at the start.
+        assert result.num_gradients == 40 + 24 * (100 + 4)
 
 
 @pytest.fixture(scope="module")

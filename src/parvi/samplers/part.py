@@ -4,9 +4,9 @@ On one hill the scores of two ends differ as much as the curvature between them 
 
     -(s_i - s_j) . (x_i - x_j) = -(x_i - x_j) . H (x_i - x_j),
 
-exactly so for a Gaussian. Ends on hills of their own have scores near zero, however far apart they
-are, while each hill is steep in the direction of the other. A flow that moves all particles by one
-map is at home on one hill only.
+with H the mean Hessian between them, which is everywhere the same for a Gaussian. Ends on hills of
+their own have scores near zero, however far apart they are, while each hill is steep in the
+direction of the other. A flow that moves all particles by one map is at home on one hill only.
 """
 
 from typing import NamedTuple
@@ -23,14 +23,14 @@ from parvi.stopping import Never
 
 # Number of particles that descend, and their steps in one step of the run.
 _NUM, _AT_ONCE = 24, 20
-# Gradients that a product with the Hessian costs.
-_PRODUCT = 2
+# Gradients that the curvatures cost: two products with a Hessian a pair, each about two gradients.
+_CURVATURES = 4
 
 
 class Parting(NamedTuple):
     """Where the particles of the trial are, the memory of their descent, and the verdict.
 
-    ``share``: the median, over pairs of ends, of the curvature between them over that at one end.
+    ``share``: the curvature between two ends over that at the ends, the median over pairs.
     """
 
     place: Place
@@ -99,17 +99,25 @@ class Part(AbstractSampler):
             cloud,
             jnp.full((), jnp.nan),
             status=jnp.where(done, status, Status.RUNNING),
-            gradients=num * (_AT_ONCE + jnp.where(done, _PRODUCT, 0)),
+            gradients=num * (_AT_ONCE + jnp.where(done, _CURVATURES, 0)),
             extra={"share": pending.share},
         )
         return jnp.zeros((), bool), pending, info
 
 
 def _share(ends: Cloud) -> Float[Array, ""]:
-    """The median curvature between neighbours over the curvature at one of them."""
+    """The median curvature between neighbours over the smaller of those at the two.
+
+    On a hill that is steeper on one side, the curvature between them is above the smaller.
+    """
     apart = ends.particles - jnp.roll(ends.particles, 1, axis=0)
-    between = jnp.sum((ends.scores - jnp.roll(ends.scores, 1, axis=0)) * apart, axis=1)
-    # One after another: a product takes several arrays of a particle's rows.
-    products = jax.lax.map(lambda pair: ends.hessian_product(*pair), (ends.particles, apart))
-    here = jnp.sum(products * apart, axis=1)
-    return jnp.median(between / here)
+    between = -jnp.sum((ends.scores - jnp.roll(ends.scores, 1, axis=0)) * apart, axis=1)
+
+    def curvatures(particles):
+        # One after another: a product takes several arrays of a particle's rows.
+        products = jax.lax.map(lambda pair: ends.hessian_product(*pair), (particles, apart))
+        return -jnp.sum(products * apart, axis=1)
+
+    here, there = curvatures(ends.particles), curvatures(jnp.roll(ends.particles, 1, axis=0))
+    least = jnp.maximum(jnp.minimum(here, there), jnp.finfo(between.dtype).tiny)
+    return jnp.median(between / least)
