@@ -10,7 +10,6 @@ import json
 import math
 import pathlib
 import time
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +18,10 @@ from rich.console import Console
 from rich.progress import track
 
 import parvi
+from benchmarks.errors import moment_errors
 from benchmarks.jobs import JOBS
-from benchmarks.posteriors import chains
+from benchmarks.ours import default
+from benchmarks.rivals import chains
 
 ROOT = pathlib.Path(__file__).parents[1]
 STORE, PAGE = ROOT / "results" / "wild", ROOT / "docs" / "benchmarks" / "wild.md"
@@ -68,43 +69,23 @@ def reference(name: str) -> dict:
 
 def cell(name: str, seed: int) -> dict:
     job = JOBS[name]()
-    target = parvi.Target(job.log_density, like=np.zeros(job.dim))
     start = np.random.default_rng(seed).normal(size=(NUM, job.dim))
     jax.clear_caches()
-    began = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", parvi.NotAtRestWarning)
-        result = parvi.sample(target, start, key=seed, throw=False)
-    seconds = time.perf_counter() - began
-    out = {
-        "status": result.status.name,
-        "ok": result.check().ok,
-        "stages": list(dict.fromkeys(result.history["stage"].tolist())),
-        "gradients": result.num_gradients / NUM,
-        "seconds": seconds,
-        "version": parvi.__version__,
-    }
+    outcome = default(job.log_density, start)(seed)
+    gradients = outcome.gradients / NUM
+    out = outcome.facts | {"gradients": gradients, "version": parvi.__version__}
     if job.copies > 1:
         # Every order of the means is one labelling, and all are equally likely.
-        order = np.argsort(np.asarray(result.particles)[:, : job.copies], axis=1)
+        order = np.argsort(outcome.particles[:, : job.copies], axis=1)
         counts = np.unique(order, axis=0, return_counts=True)[1]
         shares = np.zeros(math.factorial(job.copies))
         shares[: len(counts)] = counts / NUM
         out["worst_weight"] = float(np.max(np.abs(shares - 1 / len(shares))))
-        out["words"] = str(result.modes())
     if name in _NO_REFERENCE:
         return out
     truth = json.loads(_path(name, "nuts").read_text())
     mean, sd = np.asarray(truth["mean"]), np.asarray(truth["sd"])
-    particles = np.asarray(result.particles)
-    errors = (particles.mean(axis=0) - mean) / sd * NUM**0.5
-    ratios = particles.std(axis=0) / sd
-    return out | {
-        "mean_error": float(np.sqrt(np.mean(errors**2))),
-        "worst": float(np.max(np.abs(errors))),
-        "square_error": float(np.sqrt(np.mean((ratios**2 - 1) ** 2) * NUM / 2)),
-        "sds": [float(ratios.min()), float(ratios.max())],
-    }
+    return out | moment_errors(outcome.particles, mean, sd)
 
 
 def main(console: Console) -> None:

@@ -6,6 +6,7 @@ import parvi
 from parvi import fields, functions, kernels, preconditioners, steppers
 from parvi.samplers.bend import Bend
 from parvi.samplers.default import affine
+from parvi.samplers.descend import Descend
 from parvi.samplers.explore import Explore
 from parvi.samplers.fly import Fly
 from parvi.samplers.gather import Gather
@@ -55,6 +56,7 @@ RANDOM = {
     "temper": Temper(num_passes=2),
     "explore": Explore(window=2),
     "gather": Gather(num_transitions=2),
+    "descend": Descend(),
     "grassmann_svgd": parvi.grassmann_svgd(num_projectors=2),
     "neural_svgd": parvi.neural_svgd(width=4, num_inner_steps=3),
     "stein_neural_sampler": parvi.stein_neural_sampler(width=4, num_critic_steps=2),

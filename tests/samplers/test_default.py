@@ -221,7 +221,7 @@ def test_fewer_particles_than_dimensions_need_no_square_matrix():
 
     result = parvi.sample(log_density, start(dim, num))
     assert result.status == parvi.Status.CONVERGED
-    assert stages(result) == ["affine alone", "verify"]
+    assert stages(result) == ["part", "affine alone", "verify"]
     np.testing.assert_allclose(result.particles.mean(axis=0), 3, atol=0.05 * scales.max())
     np.testing.assert_allclose(result.particles.std(axis=0), scales, rtol=0.05)
 

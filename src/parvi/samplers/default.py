@@ -1,7 +1,9 @@
 """The default: an affine flow, then one that bends, and a test of what came out.
 
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
-   few particles to bend, it runs for longer (**affine alone**).
+   few particles to bend, it runs for longer (**affine alone**), unless a few lone descents end on
+   hills of their own (**part**), as networks do. Then all particles **descend** alone, and
+   **explore hills** makes Hamiltonian transitions there.
 2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
    to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
    that covers all of them, with weights.
@@ -24,11 +26,13 @@ from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear, Scaling
 from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
 from parvi.samplers.bend import Bend
+from parvi.samplers.descend import Descend
 from parvi.samplers.explore import Explore, Verify
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
 from parvi.samplers.gather import Compare, Gather
 from parvi.samplers.networks import large_network
+from parvi.samplers.part import Part
 from parvi.samplers.scout import Scout, Weigh
 from parvi.samplers.sequence import (
     After,
@@ -70,9 +74,10 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     It first fits affine maps in closed form, in the particles' own coordinates, then maps that
     bend, along random features that are frozen for a round. If the target is far from Gaussian,
     Hamiltonian transitions and further rounds follow; if it has separated modes, a tempered path
-    with weights. A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian
-    transitions; one that does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never
-    does.
+    with weights. With fewer than 1.5 particles a dimension and more hills than particles, as
+    networks have, every particle descends alone and makes Hamiltonian transitions on its own hill.
+    A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian transitions; one that
+    does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never does.
 
     All of this needs a log density that is the same at every step. Of a ``parvi.MiniBatch`` it
     therefore uses all rows, or, if these are too dear, subsets that all rows correct. A run whose
@@ -103,6 +108,7 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     bend, settle = Bend(num_features, patience=30), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
+    parted, alone = After("part", lost), Both(few, Without("part", lost))
     hill, tempered = Both(bends, Without("temper")), After("temper")
     unsure = Either(After("verify", lost), Both(hill, After("fly")))
     explored = Both(After("explore", Status.CONVERGED), Without("gather"))
@@ -110,10 +116,15 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
     within = Verify(better_than_draws=True, least_mobility=0.0)
+    # Nor from hill to hill; another window would take as long as all windows before.
+    hills = Explore(num_windows=3, most_leapfrogs=25)
     polished = ("polish", "polish alone")
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),
-        Stage("affine alone", affine(), when=few),
+        Stage("part", Part(), when=few),
+        Stage("affine alone", affine(), when=alone),
+        Stage("descend", Descend(), when=parted),
+        Stage("explore hills", hills, when=parted),
         Stage("scout", Scout(), when=bends),
         Stage("weigh", Weigh(), when=After("scout", lost)),
         Stage("temper", Temper(), when=After("weigh", lost)),
@@ -122,7 +133,7 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("settle", settle, when=tempered, back_to=("settle",)),
         Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
-        Stage("verify", verify, when=Both(Without("fly"), Either(hill, few))),
+        Stage("verify", verify, when=Both(Without("fly"), Either(hill, alone))),
         Stage("explore", Explore(), when=unsure),
         Stage("gather", Gather(), when=Both(explored, Few())),
         Stage("polish", Bend(num_features, fall=0.1, patience=30), when=Both(bends, rests)),

@@ -101,12 +101,13 @@ class Either(AbstractCondition):
 
 
 class Without(AbstractKnownCondition):
-    """The stage runs if the stage called ``name`` has not run."""
+    """The stage runs if ``After`` with the same arguments does not hold."""
 
     name: str
+    ended: Status | None = None
 
     def known(self, shape, done):
-        return self.name not in done
+        return not After(self.name, self.ended).known(shape, done)
 
 
 class FarFromGaussian(AbstractCondition):
