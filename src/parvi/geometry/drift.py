@@ -115,7 +115,20 @@ def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) 
     if isinstance(frame, DenseFrame):
         # Coordinates of the frame are uncorrelated, so small changes of all of them add up.
         drift = jnp.maximum(drift, _score(means) - _UNLIKELY + BOUND)
+    drift = jnp.maximum(drift, _common(before.squares, after.squares) - _UNLIKELY + BOUND)
     return Drift(drift, changes)
+
+
+def _common(before: Float[Array, "n d"], after: Float[Array, "n d"]) -> Float[Array, ""]:
+    """The change that the squares of all coordinates have in common, in standard errors.
+
+    No coordinate by itself need change by more than chance. Squares are in units of the particles'
+    own variances, which are so much too small that even exact draws grow by 3 / n.
+    """
+    num = len(before)
+    gaps = jnp.mean(after - before, axis=1)
+    excess = jnp.maximum(jnp.abs(jnp.mean(gaps)) - 3 / num, 0.0)
+    return excess / (jnp.std(gaps) * num**-0.5 + jnp.finfo(gaps.dtype).tiny)
 
 
 def _errors(changes: Float[Array, "n d"], values: Float[Array, "n d"]) -> Float[Array, " d"]:

@@ -31,7 +31,7 @@ from parvi.geometry.drift import (
     tails_beyond,
 )
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
-from parvi.samplers.flight import Flight, counts, landed, launched
+from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status
 from parvi.stopping import Never
@@ -134,9 +134,15 @@ class AbstractExploration(AbstractSampler):
             tails=jnp.full((), jnp.finfo(dtype).min, dtype),
         )
 
-    def _launched(self, key, home: Place, memory: Exploring) -> Exploring:
+    def _launched(self, key, home: Place, memory: Exploring, careful: float = 0.0) -> Exploring:
         flight = launched(
-            cheap(key), memory.axes.frame, home, memory.flight, self.length, self.most_leapfrogs
+            cheap(key),
+            memory.axes.frame,
+            home,
+            memory.flight,
+            self.length,
+            self.most_leapfrogs,
+            careful,
         )
         return memory._replace(flight=flight)
 
@@ -239,7 +245,7 @@ class Explore(AbstractExploration):
         return self._first(cloud.place, None)
 
     def propose(self, key, cloud, memory):
-        memory = self._launched(key, cloud.place, memory)
+        memory = self._launched(key, cloud.place, memory, CAREFUL)
         return memory.flight.here.particles, memory
 
     def conclude(self, cloud, pending, arrived):

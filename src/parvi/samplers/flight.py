@@ -19,9 +19,10 @@ from parvi.samplers.fly import paired_normal
 _FIRST_STEP, _WANTED, _GAIN = 0.4, 0.8, 1.0
 # Shortest and longest step of a particle, in units of the tuned one.
 _SHORTEST, _LONGEST = 0.6, 1.2
-# Share of the particles that take much shorter steps, down to this part of the others'. Thin parts
-# of a target, such as the neck of a funnel, reject every step that is tuned to the rest.
-_CAREFUL, _THINNEST = 0.25, 1 / 16
+# Share of the particles that take much shorter steps in exploring, down to this part of the
+# others'. Thin parts of a target, such as the neck of a funnel, reject every step that is tuned to
+# the rest. A test of a few transitions would lose a quarter of what it sees.
+CAREFUL, _THINNEST = 0.25, 1 / 16
 # A transition that fewer than this share of the particles accept does not count: half of the
 # acceptance that steps are tuned to.
 _FEWEST = 0.4
@@ -58,8 +59,12 @@ def launched(
     flight: Flight,
     length: float,
     most_leapfrogs: int,
+    careful: float = 0.0,
 ) -> Flight:
-    """The first half of a leapfrog, of new trajectories from home if the last ones are over."""
+    """The first half of a leapfrog, of new trajectories from home if the last ones are over.
+
+    ``careful``: share of the particles that take much shorter steps.
+    """
 
     def begun():
         num, dtype = len(home.particles), home.particles.dtype
@@ -69,7 +74,7 @@ def launched(
         usual, thin, share, end = jax.scipy.stats.norm.cdf(rest).T
         energies = home.log_densities - 0.5 * jnp.sum(momenta**2, axis=1)
         step = jnp.exp(flight.log_step)
-        steps = step * _lengths(usual, thin, share)
+        steps = step * _lengths(usual, thin, share < careful)
         left = jnp.clip(jnp.round(length / step), 1, most_leapfrogs).astype(jnp.int32)
         return Flight(home, momenta, steps, energies, end, flight.log_step, left)
 
@@ -80,9 +85,9 @@ def launched(
     return flight._replace(here=flight.here._replace(particles=positions), momenta=momenta)
 
 
-def _lengths(usual, thin, share) -> Float[Array, " n"]:
+def _lengths(usual, thin, careful) -> Float[Array, " n"]:
     """The steps of all particles in units of the tuned one, from uniform draws."""
-    shorter = jnp.where(share < _CAREFUL, _THINNEST**thin, 1.0)
+    shorter = jnp.where(careful, _THINNEST**thin, 1.0)
     return (_SHORTEST + (_LONGEST - _SHORTEST) * usual) * shorter
 
 

@@ -23,7 +23,7 @@ from parvi.geometry.drift import BOUND, Axes, Moments, added, compared, scaled, 
 from parvi.geometry.frame import AbstractGaussianFrame
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.explore import Explored
-from parvi.samplers.flight import Flight, counts, landed, launched
+from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status
 from parvi.stopping import Never
@@ -112,6 +112,7 @@ class Gather(AbstractSampler):
                 memory.flight,
                 self.length,
                 self.most_leapfrogs,
+                CAREFUL,
             )
             return flight.here.particles, flight
 

@@ -143,12 +143,13 @@ class Temper(AbstractSampler):
             lost=jnp.zeros(cloud.shape[0], bool),
             passes=zero,
             ends=jnp.zeros((self._most(cloud.shape), *cloud.shape), cloud.dtype),
-            log_evidences=jnp.full(self._most(cloud.shape), -jnp.inf, cloud.dtype),
+            log_evidences=_none_yet(self._most(cloud.shape), cloud.dtype),
             num_widened=zero,
         )
 
     def report(self, memory):
-        return Passes(memory.ends, memory.log_evidences)
+        made = jnp.arange(len(memory.ends)) < memory.passes
+        return Passes(memory.ends, jnp.where(made, memory.log_evidences, -jnp.inf))
 
     def _most(self, shape) -> int:
         return self.num_passes if shape[0] > BLOCK else max(self.most_passes, self.num_passes)
@@ -264,7 +265,7 @@ class Temper(AbstractSampler):
             return memory._replace(
                 base=_broad(place.particles, place.scores, self.breadth),
                 passes=jnp.zeros_like(passes),
-                log_evidences=jnp.full_like(memory.log_evidences, -jnp.inf),
+                log_evidences=_none_yet(len(memory.ends), place.particles.dtype),
                 num_widened=memory.num_widened + 1,
             )
 
@@ -303,6 +304,11 @@ class Temper(AbstractSampler):
         low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (beta, one))
         # Where even the smallest step costs too much, it is taken all the same.
         return jnp.where(enough(one), one, jnp.maximum(low, jnp.minimum(high, beta + 1e-6)))
+
+
+def _none_yet(num: int, dtype: Any) -> Float[Array, " p"]:
+    """The log evidences of passes that were not made: their weights are 0."""
+    return jnp.full(num, jnp.finfo(dtype).min, dtype)
 
 
 def _times(factor, gains):
