@@ -110,13 +110,16 @@ def test_rounds_do_not_depend_on_chunks(dear):
     np.testing.assert_array_equal(runs[0].particles, runs[1].particles)
 
 
-def test_noise_that_is_left_is_said(dear, monkeypatch):
-    monkeypatch.setattr(rounds, "_TOLERATED", 0.0)
+@pytest.mark.parametrize("limit", ["_TOLERATED", "_WANTED"])
+def test_noise_that_is_left_is_said(dear, monkeypatch, limit):
+    """After the last round, or before one that would need too many rows."""
+    monkeypatch.setattr(rounds, limit, 0.0)
     monkeypatch.setattr(rounds, "_MOST_ROUNDS", 1)
     with pytest.warns(parvi.NotAtRestWarning, match="larger batch_size"):
         result = parvi.sample(target(), start())
     assert result.status == parvi.Status.NOISY
     assert not result.status.failed
+    assert result.history["row_error"][-1] > 0
 
 
 def test_a_large_network_descends_on_batches(dear):
