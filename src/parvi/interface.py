@@ -211,8 +211,9 @@ class AbstractSampler(eqx.Module):
     def compares_densities(self) -> bool:
         """Whether it compares log densities of different steps, so that they must be the same.
 
-        In a sequence such a stage is left out if the target takes a new mini-batch every step, and
-        on several processes.
+        A sequence with such a stage sees all rows of a ``MiniBatch``, or subsets that stay the same
+        for a round. In a sequence such a stage is left out if there is no such log density, and on
+        several processes.
         """
         return False
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
 from parvi.results.result import Result, Settings, Timing
 from parvi.run.compile.programs import CAPACITY
@@ -234,11 +235,12 @@ def _noise(run: Run, result: Result) -> str:
     if run.rounds is not None:
         why = run.rounds.words()
     else:
+        num, dim = run.particles.shape
+        few = f"{num} particles are too few to correct mini-batches in {dim} dimensions"
         why = (
             f"All {run.target.num_rows} rows of data are too many to see at every step, and "
-            f"{result.num_particles} particles are too few to correct mini-batches in "
-            f"{run.particles.shape[1]} dimensions. Judge the particles by their predictions on "
-            "rows that were held out."
+            f"{'mini-batches are not corrected on a mesh' if tells_covariance((num, dim)) else few}"
+            ". Judge the particles by their predictions on rows that were held out."
         )
     return (
         f"{Status.NOISY.name}: {Status.NOISY.message} It ended after {result.num_steps} steps. "

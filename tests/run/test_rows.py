@@ -110,13 +110,16 @@ def test_rounds_do_not_depend_on_chunks(dear):
     np.testing.assert_array_equal(runs[0].particles, runs[1].particles)
 
 
-def test_noise_that_is_left_is_said(dear, monkeypatch):
-    monkeypatch.setattr(rounds, "_TOLERATED", 0.0)
+@pytest.mark.parametrize("limit", ["_TOLERATED", "_WANTED"])
+def test_noise_that_is_left_is_said(dear, monkeypatch, limit):
+    """After the last round, or before one that would need too many rows."""
+    monkeypatch.setattr(rounds, limit, 0.0)
     monkeypatch.setattr(rounds, "_MOST_ROUNDS", 1)
     with pytest.warns(parvi.NotAtRestWarning, match="larger batch_size"):
         result = parvi.sample(target(), start())
     assert result.status == parvi.Status.NOISY
     assert not result.status.failed
+    assert result.history["row_error"][-1] > 0
 
 
 def test_a_large_network_descends_on_batches(dear):
@@ -137,3 +140,53 @@ def test_a_large_network_descends_on_batches(dear):
     )
     assert before < 0.7
     assert after > 0.9
+
+
+def poisson(weights, rows):
+    features, counts = rows
+    rates = features @ weights
+    return counts * rates - jnp.exp(rates)
+
+
+def many_rows(kind, num_rows):
+    """A regression with a design of ones and normal columns, of different scales for Poisson."""
+    rng = np.random.default_rng(3)
+    dim = {"logistic": 20, "poisson": 8}[kind]
+    features = rng.normal(size=(num_rows, dim))
+    features[:, 0] = 1.0
+    beta = rng.normal(size=dim) / np.sqrt(dim)
+    if kind == "logistic":
+        labels = features @ beta + rng.logistic(size=num_rows) > 0
+        return log_likelihood, features * np.where(labels, 1.0, -1.0)[:, None], dim
+    scales = np.logspace(-1, 1, dim)
+    counts = rng.poisson(np.exp(features @ beta)).astype(float)
+    return poisson, (features * scales, counts), dim
+
+
+def laplace(target, dim):
+    """The mode and the inverse Hessian there; with so many rows the posterior is Gaussian."""
+    with jax.enable_x64(True):
+        density = target.whole().full()
+        place = jnp.zeros(dim)
+        for _ in range(30):
+            curvature = -jax.hessian(density)(place)
+            place = place + jnp.linalg.solve(curvature, jax.grad(density)(place))
+        return np.asarray(place), np.sqrt(np.diag(np.linalg.inv(curvature)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["logistic", "poisson"])
+@pytest.mark.parametrize("limit", [None, 0], ids=["all rows", "subsets"])
+def test_many_rows_are_right(kind, limit, monkeypatch):
+    if limit is not None:
+        monkeypatch.setattr(rows, "_CPU_OPERATIONS", limit)
+    likelihood, data, dim = many_rows(kind, 200_000)
+    model = parvi.MiniBatch(log_prior, likelihood, data, 1000, like=np.zeros(dim))
+    mean, sds = laplace(model, dim)
+    first = 0.3 * np.random.default_rng(1).normal(size=(512, dim))
+    result = parvi.sample(model, first)
+    assert result.status == parvi.Status.CONVERGED
+    assert result.history["rows"].max() == (200_000 if limit is None else 1000)
+    # The skewness of a posterior of 200 000 rows moves its mean by about 0.01 from the mode.
+    assert np.abs((result.particles.mean(axis=0) - mean) / sds).max() < 0.05
+    np.testing.assert_allclose(result.particles.std(axis=0), sds, rtol=0.05)

@@ -9,7 +9,6 @@ from jaxtyping import Array, Float
 
 from parvi.cloud import AbstractLens, LogDensity, in_blocks
 
-
 # Particles a dimension from which on flights use a dense frame.
 _PER_DIMENSION = 3
 

@@ -74,9 +74,11 @@ class Rounds:
         rows = self.subset.num_rows
         while True:
             self.subset = self._subset(rows, centre, of_all)
-            if float(error(self.subset, particles)) <= _WANTED:
+            found = float(error(self.subset, particles))
+            if found <= _WANTED:
                 return Status.RUNNING
             if rows >= self._most:
+                self.error = found
                 return Status.NOISY
             rows = min(2 * rows, self._most)
 

@@ -169,7 +169,7 @@ class Sequence(eqx.Module):
         The largest number of steps of all stages together.
     for_batches
         The sequence that runs instead on mini-batches, if there are too many rows to see all of
-        them and too few particles to work with subsets.
+        them, and too few particles (or a mesh) to work with subsets.
     """
 
     stages: tuple[Stage, ...]
