@@ -98,7 +98,8 @@ are over those of 512 independent draws, so 1 is as good as these. The truth is 
 long Stan runs. Gradients are over 512. Seconds are cold (with compilation) and warm, on two cores
 that had other work at the same time, so they only tell orders of magnitude. NUTS has four chains of
 1000 + 1000; in brackets is its error with all draws. MEADS has 1000 steps of adaptation and 500
-more, ChEES 500 and 50 transitions, LAPS at most 500 and 500.
+more, ChEES 500 and 50 transitions, LAPS at most 500 and 500. Where NUTS with all its draws is as
+far off as the others (Brownian motion with unknown scales), the figures of the Gym are in doubt.
 
 """
 _COLUMNS = (
