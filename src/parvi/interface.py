@@ -166,6 +166,11 @@ class AbstractField(eqx.Module):
         """Fit a velocity, and return it with the new memory."""
 
 
+def reported(reports: dict[str, Any], kind: type) -> Any:
+    """The last report of this kind, or None."""
+    return next((r for r in reversed(reports.values()) if isinstance(r, kind)), None)
+
+
 class AbstractStoppingRule(eqx.Module):
     """Decides from each step's ``Info`` whether a run is done. Its memory is part of the carry."""
 

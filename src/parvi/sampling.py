@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from parvi.geometry.frame import tells_covariance
-from parvi.interface import AbstractSampler
+from parvi.interface import AbstractSampler, reported
 from parvi.results.result import Result, Settings, Timing
 from parvi.run.compile.programs import CAPACITY
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
@@ -188,7 +188,7 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
         settings=settings,
         timing=Timing(seconds, run.compile_seconds),
         num_moved=num_moved,
-        passes=next((r for r in run.reports.values() if isinstance(r, Passes)), None),
+        passes=reported(run.reports, Passes),
     )
     if status == Status.NOT_AT_REST:
         warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)

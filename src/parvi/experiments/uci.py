@@ -11,13 +11,12 @@ has no setting, sees all rows in every step, and ends by itself.
 """
 
 import functools
-import warnings
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from parvi import NotAtRestWarning, pfg, psgld, sample, sgld
+from parvi import pfg, psgld, sample, sgld
 from parvi.experiments import datasets
 from parvi.experiments.cells import Experiment
 from parvi.experiments.tables import (
@@ -115,10 +114,7 @@ def _fit(setting, size, problem):
     key, start_key = jax.random.split(jax.random.key(setting["split"]))
     start = initial_networks(start_key, _NUM_PARTICLES, features.shape[1], hidden)
     sampler = _sampler(setting["method"], size, problem, hidden, setting["steps"])
-    with warnings.catch_warnings():
-        # The cell has the status.
-        warnings.simplefilter("ignore", NotAtRestWarning)
-        return sample(target, start, sampler=sampler, key=key, throw=False)
+    return sample(target, start, sampler=sampler, key=key, throw=False)
 
 
 def _scores(run, problem, mixture):

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from parvi.cloud import chosen
 from parvi.geometry.drift import BOUND, Axes, Moments, added, compared, scaled, tails_beyond
 from parvi.geometry.frame import AbstractGaussianFrame
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.samplers.explore import Explored
 from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
@@ -78,11 +78,10 @@ class Gather(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = [report for report in reports.values() if isinstance(report, Explored)]
-        if not found:
+        found = reported(reports, Explored)
+        if found is None:
             return self
-        log_step = found[-1].log_step
-        return eqx.tree_at(lambda s: s.log_step, self, log_step, is_leaf=lambda leaf: leaf is None)
+        return eqx.tree_at(lambda s: s.log_step, self, found.log_step, is_leaf=lambda x: x is None)
 
     def report(self, memory):
         return Gathered(memory.axes, scaled(memory.sums, 1 / jnp.maximum(memory.num_made, 1)))
@@ -168,10 +167,10 @@ class Compare(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = [report for report in reports.values() if isinstance(report, Gathered)]
-        if not found:
+        found = reported(reports, Gathered)
+        if found is None:
             raise ValueError("Compare needs a stage Gather before it in its Sequence.")
-        return Compare(found[-1], self.stopping_rule, self.max_steps)
+        return Compare(found, self.stopping_rule, self.max_steps)
 
     def init(self, key, cloud):
         return jnp.zeros(cloud.shape[1], cloud.dtype)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.status import Status
 from parvi.stopping import Never
 
@@ -177,10 +177,10 @@ class Weigh(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = [report for report in reports.values() if isinstance(report, Sighted)]
-        if not found:
+        found = reported(reports, Sighted)
+        if found is None:
             raise ValueError("Weigh needs a stage Scout before it in its Sequence.")
-        return Weigh(found[-1], self.stopping_rule, self.max_steps)
+        return Weigh(found, self.stopping_rule, self.max_steps)
 
     def report(self, memory):
         return memory

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import BLOCK, Place, chosen
 from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame, DiagonalFrame, tells_covariance
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.samplers.flight import Flight, landed, launched
 from parvi.samplers.fly import paired_normal
 from parvi.samplers.keys import cheap
@@ -121,10 +121,10 @@ class Temper(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = [report for report in reports.values() if isinstance(report, Modes)]
-        if not found:
+        found = reported(reports, Modes)
+        if found is None:
             return self
-        return eqx.tree_at(lambda s: s.modes, self, found[-1], is_leaf=lambda leaf: leaf is None)
+        return eqx.tree_at(lambda s: s.modes, self, found, is_leaf=lambda leaf: leaf is None)
 
     def init(self, key, cloud):
         particles = cloud.particles
