@@ -13,11 +13,23 @@ from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
 
+class Easier(NamedTuple):
+    """Other coordinates u of the same model, in which chains mix: x as a function of u.
+
+    ``log_volume`` is log |det dx/du|. The truth is sampled there and brought back.
+    """
+
+    leave: Callable
+    log_volume: Callable
+
+
 class Job(NamedTuple):
-    """A log density and its dimension."""
+    """A log density and its dimension; ``copies`` are labellings that are equally likely."""
 
     log_density: Callable
     dim: int
+    easier: Easier | None = None
+    copies: int = 1
 
 
 def _half_normal(log_scale, width=1.0):
@@ -39,7 +51,11 @@ def hierarchy(centred: bool, groups: int = 40, rows: int = 3, seed: int = 0) -> 
         prior += jnp.sum(norm.logpdf(free, mu, tau) if centred else norm.logpdf(free))
         return prior + jnp.sum(norm.logpdf(y, theta[:, None], 1.0))
 
-    return Job(log_density, 2 + groups)
+    def leave(u):
+        return jnp.concatenate([u[:2], u[0] + jnp.exp(u[1]) * u[2:]])
+
+    easier = Easier(leave, lambda u: groups * u[1]) if centred else None
+    return Job(log_density, 2 + groups, easier)
 
 
 def volatility(length: int, seed: int = 0) -> Job:
@@ -173,7 +189,10 @@ def brownian(length: int = 30, seed: int = 0) -> Job:
         value += jnp.sum(norm.logpdf(states[1:], states[:-1], inner))
         return value + jnp.sum(norm.logpdf(y, states[seen], outer))
 
-    return Job(log_density, 2 + length)
+    def leave(u):
+        return jnp.concatenate([u[:2], jnp.exp(u[0]) * jnp.cumsum(u[2:])])
+
+    return Job(log_density, 2 + length, Easier(leave, lambda u: length * u[0]))
 
 
 def item_response(students: int = 400, questions: int = 100, seed: int = 0) -> Job:
@@ -211,7 +230,7 @@ def mixture_model(components: int, weights=None, seed: int = 0) -> Job:
         each = norm.logpdf(y[:, None], centre, jnp.exp(log_scale)) + log_weights
         return prior + jnp.sum(logsumexp(each, axis=1))
 
-    return Job(log_density, 3 * components - 1)
+    return Job(log_density, 3 * components - 1, copies=components)
 
 
 def gaussian_process(rows: int = 60, seed: int = 0) -> Job:
@@ -253,3 +272,16 @@ JOBS: dict[str, Callable[[], Job]] = {
     "mixture-model-3": lambda: mixture_model(3),
     "cauchy": cauchy,
 }
+# Other data, sizes and weights, which no setting was chosen on.
+TWINS: dict[str, Callable[[], Job]] = {
+    "hierarchy-noncentred-25": lambda: hierarchy(False, groups=25, rows=5, seed=7),
+    "hierarchy-centred-25": lambda: hierarchy(True, groups=25, rows=5, seed=7),
+    "volatility-250": lambda: volatility(250, seed=3),
+    "cox-400": lambda: cox(400, seed=2),
+    "lorenz-40": lambda: lorenz(True, length=40, seed=4),
+    "brownian-45": lambda: brownian(45, seed=5),
+    "mixture-model-2-uneven": lambda: mixture_model(2, [0.2, 0.8], seed=3),
+    "mixture-model-4": lambda: mixture_model(4, [0.1, 0.2, 0.3, 0.4], seed=6),
+    "cauchy-10": lambda: cauchy(10),
+}
+JOBS |= TWINS

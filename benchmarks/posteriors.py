@@ -13,19 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Float
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import parvi
-from benchmarks import posteriordb
+from benchmarks import posteriordb, rivals
 from benchmarks.problems import sonar_shaped
+from benchmarks.rivals import Outcome
 from parvi.results.metrics import energy_distance, mean_distance
 from parvi.targets import zoo
 
@@ -81,14 +80,6 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a method leaves: flat unconstrained particles, gradient evaluations, facts."""
-
-    particles: Float[np.ndarray, "n d"]
-    gradients: int | None
-    facts: dict
-
-
 def pfg(problem: Problem, start, seed) -> Outcome:
     result = parvi.sample(_flat(problem), start, key=seed, throw=False)
     began = time.perf_counter()
@@ -104,75 +95,19 @@ def svgd(problem: Problem, start, seed) -> Outcome:
     return Outcome(result.particles, result.num_gradients, facts)
 
 
-def chains(log_density: Callable, num_samples: int) -> Any:
-    """NumPyro's NUTS: four vectorised chains, with a warm-up of 1000."""
-    import numpyro.infer as infer
-
-    return infer.MCMC(
-        infer.NUTS(potential_fn=lambda x: -log_density(x)),
-        num_warmup=1000,
-        num_samples=num_samples,
-        num_chains=4,
-        chain_method="vectorized",
-        progress_bar=False,
-    )
-
-
-def nuts(problem: Problem, start, seed) -> Outcome:
-    """Four chains of 1000 + 1000, thinned to as many draws as particles."""
-    mcmc = chains(problem.target.full(), 1000)
-    first = jnp.asarray(start[:4])
-    mcmc.warmup(
-        jax.random.key(seed), init_params=first, collect_warmup=True, extra_fields=("num_steps",)
-    )
-    gradients = int(np.sum(mcmc.get_extra_fields()["num_steps"]))
-    mcmc.run(mcmc.post_warmup_state.rng_key, extra_fields=("num_steps",))
-    gradients += int(np.sum(mcmc.get_extra_fields()["num_steps"]))
-    draws = np.asarray(mcmc.get_samples())
-    thinned = draws[np.linspace(0, len(draws) - 1, len(start)).astype(int)]
-    return Outcome(thinned, gradients, {"all": draws})
-
-
-def pathfinder(problem: Problem, start, seed) -> Outcome:
-    density = problem.target.full()
-    key = jax.random.key(seed)
-    state, _ = jax.jit(lambda k, x: blackjax.vi.pathfinder.approximate(k, density, x))(
-        key, jnp.asarray(start[0])
-    )
-    draws, _ = blackjax.vi.pathfinder.sample(key, state, len(start))
-    # Its optimiser does not count its evaluations.
-    return Outcome(np.asarray(draws), None, {})
-
-
-_MEAN_FIELD_STEPS, _MEAN_FIELD_DRAWS = 5000, 16
-
-
-def mean_field(problem: Problem, start, seed) -> Outcome:
-    """blackjax's mean-field VI with Adam 1e-2."""
-    density = problem.target.full()
-    algorithm = blackjax.meanfield_vi(density, optax.adam(1e-2), _MEAN_FIELD_DRAWS)
-    key = jax.random.key(seed)
-
-    @jax.jit
-    def run(key, state):
-        def one(state, key):
-            return algorithm.step(key, state)[0], None
-
-        return jax.lax.scan(one, state, jax.random.split(key, _MEAN_FIELD_STEPS))[0]
-
-    state = run(key, algorithm.init(jnp.asarray(start[0])))
-    draws = algorithm.sample(key, state, len(start))
-    return Outcome(np.asarray(draws), _MEAN_FIELD_STEPS * _MEAN_FIELD_DRAWS, {})
+def _once(rival: Callable) -> Callable:
+    """A rival whose program is used once."""
+    return lambda problem, start, seed: rival(problem.target.full(), start)(seed)
 
 
 METHODS = {
     "pfg": pfg,
     "pfg-128": pfg,
     "pfg-2048": pfg,
-    "nuts": nuts,
+    "nuts": _once(rivals.numpyro_nuts),
     "svgd": svgd,
-    "pathfinder": pathfinder,
-    "mean_field": mean_field,
+    "pathfinder": _once(rivals.pathfinder),
+    "mean_field": _once(rivals.mean_field),
 }
 # Other numbers of particles, on the posteriors only.
 COUNTS = {"pfg-128": 128, "pfg-2048": 2048}

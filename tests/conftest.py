@@ -1,9 +1,19 @@
 """One BLAS thread in the tests, as in a run: two test processes would fight over the cores."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
-# Before JAX: the tests of the command line keep no compiled programs in anybody's cache folder.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# Before JAX. What one test process compiles the other finds, in a folder that goes with the run:
+# most of the time of the tests is compilation, and changing the precision drops all programs.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _folder = tempfile.mkdtemp(prefix="parvi-tests-")
+    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    # XLA would say, on standard error, of every program that it finds that it found it.
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import scipy.linalg  # noqa: F401  loads the OpenBLAS that JAX will call
 import threadpoolctl

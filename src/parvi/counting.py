@@ -16,9 +16,14 @@ def numbers_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
 
     The count is infinite if a loop has no known length.
     """
+    return numbers(traced(log_density, one))
+
+
+def traced(log_density: Callable, one: jax.ShapeDtypeStruct) -> Jaxpr:
+    """The program of a value and a score, whose last argument is the particle."""
     static, arrays = separated(log_density)
     # jit remembers the trace, so a second run traces nothing.
-    return numbers(_value_and_score.trace(static, arrays, one).jaxpr.jaxpr)
+    return _value_and_score.trace(static, arrays, one).jaxpr.jaxpr
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -39,10 +44,35 @@ def together(static: tuple, arrays: PyTree) -> Any:
     return eqx.combine(arrays, jax.tree_util.tree_unflatten(structure, leaves))
 
 
-def numbers(jaxpr: Jaxpr, without: str = "") -> float:
+def operations_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
+    """How many operations the value and the score of one particle take.
+
+    Unlike in ``numbers_of``, an entry of a matrix product counts as all of its terms.
+    """
+    return numbers(traced(log_density, one), count=_terms)
+
+
+def _entries(equation: Any) -> float:
+    return sum(math.prod(getattr(out.aval, "shape", ())) for out in equation.outvars)
+
+
+def _terms(equation: Any) -> float:
+    """The entries of an operation's results, times the terms that are summed for each."""
+    name, inputs = equation.primitive.name, equation.invars
+    if name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return _entries(equation) * math.prod(inputs[0].aval.shape[i] for i in contracted)
+    if name == "conv_general_dilated":
+        kernel, axis = inputs[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
+        return _entries(equation) * (math.prod(kernel) // kernel[axis])
+    return _entries(equation)
+
+
+def numbers(jaxpr: Jaxpr, without: str = "", count: Callable[[Any], float] = _entries) -> float:
     """How many numbers a program computes, without calls of the function named ``without``.
 
-    The count includes all branches, and is infinite if a loop has no known length.
+    The count includes all branches, and is infinite if a loop has no known length. ``count`` says
+    how much one operation counts.
     """
     total: float = 0
     for equation in jaxpr.eqns:
@@ -53,9 +83,9 @@ def numbers(jaxpr: Jaxpr, without: str = "") -> float:
             return math.inf
         times = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
         if inner:
-            total += times * sum(numbers(sub, without) for sub in inner)
+            total += times * sum(numbers(sub, without, count) for sub in inner)
         else:
-            total += sum(math.prod(getattr(out.aval, "shape", ())) for out in equation.outvars)
+            total += count(equation)
     return total
 
 

@@ -22,7 +22,7 @@ from parvi.counting import largest_array, numbers_of
 _CPU_BYTES = 1 << 23
 _GPU_BYTES = 1 << 30
 # Minimum number of particles in a block. On 100 000 rows, 32 of them took a third longer than 64.
-_FEWEST = 64
+FEWEST = 64
 
 # With these debug options XLA compiles two to four times faster, and the program is as much slower.
 QUICK: dict[str, str | bool] = {
@@ -93,7 +93,7 @@ _quick = quickly(values_and_scores)
 def num_blocks(num: int, numbers: int, bytes_each: int) -> int:
     """The number of blocks, if a particle's largest array has this many numbers."""
     limit = _CPU_BYTES if jax.default_backend() == "cpu" else _GPU_BYTES
-    size = max(limit // max(numbers * bytes_each, 1), _FEWEST)
+    size = max(limit // max(numbers * bytes_each, 1), FEWEST)
     return even_blocks(num, size)
 
 

@@ -166,6 +166,11 @@ class AbstractField(eqx.Module):
         """Fit a velocity, and return it with the new memory."""
 
 
+def reported(reports: dict[str, Any], kind: type) -> Any:
+    """The last report of this kind, or None."""
+    return next((r for r in reversed(reports.values()) if isinstance(r, kind)), None)
+
+
 class AbstractStoppingRule(eqx.Module):
     """Decides from each step's ``Info`` whether a run is done. Its memory is part of the carry."""
 
@@ -211,8 +216,9 @@ class AbstractSampler(eqx.Module):
     def compares_densities(self) -> bool:
         """Whether it compares log densities of different steps, so that they must be the same.
 
-        In a sequence such a stage is left out if the target takes a new mini-batch every step, and
-        on several processes.
+        A sequence with such a stage sees all rows of a ``MiniBatch``, or subsets that stay the same
+        for a round. In a sequence such a stage is left out if there is no such log density, and on
+        several processes.
         """
         return False
 

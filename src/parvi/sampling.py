@@ -11,17 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from parvi.interface import AbstractSampler
+from parvi.geometry.frame import tells_covariance
+from parvi.interface import AbstractSampler, reported
 from parvi.results.result import Result, Settings, Timing
 from parvi.run.compile.programs import CAPACITY
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.interrupts import noted_interrupts
 from parvi.run.progress import Bar
+from parvi.run.rows import with_rows
 from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.default import pfg
+from parvi.samplers.explore import Explored
 from parvi.samplers.sequence import Sequence
+from parvi.samplers.temper import Passes
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
@@ -111,6 +115,8 @@ def sample(
         stack.enter_context(single_blas_thread())
         stack.enter_context(precision(dtype))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
+        num, dim = particles.shape
+        target = with_rows(target, sampler, (num, dim), dtype)
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
             # Many particles are moved in place, which must not change the caller's array.
             particles = jnp.array(particles, copy=True)
@@ -182,9 +188,12 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
         settings=settings,
         timing=Timing(seconds, run.compile_seconds),
         num_moved=num_moved,
+        passes=reported(run.reports, Passes),
     )
     if status == Status.NOT_AT_REST:
         warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)
+    if status == Status.NOISY:
+        warnings.warn(_noise(run, result), NotAtRestWarning, stacklevel=3)
     if throw and interrupted:
         raise SamplingInterrupted(
             f"{status.message} The particles after {result.num_steps} steps are in the .result of "
@@ -206,10 +215,11 @@ def _unrest(run: Run, result: Result) -> str:
     """What is not at rest, and what to try."""
     assert run.target.layout is not None
     names = run.target.layout.flat_names()
-    changes, most = run.reports[run.stage.name], ""
+    report, most = run.reports[run.stage.name], ""
     # A stage of the user's own, or a scout, need not report changes.
-    if isinstance(changes, jax.Array) and changes.shape == (len(names),):
-        rows = np.argsort(-np.asarray(changes))[:5]
+    if isinstance(report, Explored):
+        changes = np.asarray(report.changes)
+        rows = np.argsort(-changes)[:5]
         worst = ", ".join(f"{names[i]} ({float(changes[i]):.1f})" for i in rows)
         most = f"The largest changes of a mean or variance, in standard errors, are: {worst}. "
     return (
@@ -217,4 +227,22 @@ def _unrest(run: Run, result: Result) -> str:
         f"{result.num_steps} steps. {most}Do not take these particles for a sample. Try more "
         "particles, a start closer to the target, or another parametrisation (non-centred, or on "
         "another scale); result.check() says more."
+    )
+
+
+def _noise(run: Run, result: Result) -> str:
+    """Why the particles were not tested, and what to try."""
+    if run.rounds is not None:
+        why = run.rounds.words()
+    else:
+        num, dim = run.particles.shape
+        few = f"{num} particles are too few to correct mini-batches in {dim} dimensions"
+        why = (
+            f"All {run.target.num_rows} rows of data are too many to see at every step, and "
+            f"{'mini-batches are not corrected on a mesh' if tells_covariance((num, dim)) else few}"
+            ". Judge the particles by their predictions on rows that were held out."
+        )
+    return (
+        f"{Status.NOISY.name}: {Status.NOISY.message} It ended after {result.num_steps} steps. "
+        f"{why}"
     )

@@ -14,6 +14,7 @@ class Status(enum.IntEnum):
     STALLED = 5
     INTERRUPTED = 6
     NOT_AT_REST = 7
+    NOISY = 8
 
     @property
     def failed(self) -> bool:
@@ -38,6 +39,7 @@ _MESSAGES = {
     Status.STALLED: "No move was accepted, however short.",
     Status.INTERRUPTED: "The run was interrupted.",
     Status.NOT_AT_REST: "The target's own dynamics still move the particles.",
+    Status.NOISY: "The run saw mini-batches, and its particles have not passed a test.",
 }
 
 
@@ -50,7 +52,7 @@ class SamplingError(RuntimeError):
 
 
 class NotAtRestWarning(UserWarning):
-    """The particles did not pass the run's own test, and are probably not a sample."""
+    """The particles have not passed the run's own test, and are probably not a sample."""
 
 
 class SamplingInterrupted(KeyboardInterrupt):

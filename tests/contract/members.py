@@ -6,8 +6,10 @@ import parvi
 from parvi import fields, functions, kernels, preconditioners, steppers
 from parvi.samplers.bend import Bend
 from parvi.samplers.default import affine
+from parvi.samplers.descend import Descend
 from parvi.samplers.explore import Explore
 from parvi.samplers.fly import Fly
+from parvi.samplers.gather import Gather
 from parvi.samplers.psgld import ProbedCorrection
 from parvi.samplers.temper import Temper
 
@@ -42,7 +44,7 @@ EQUIVARIANT = {
     "svgd_blocked": parvi.svgd(block_size=3),
     "matrix_svgd": parvi.matrix_svgd(),
     "svn": parvi.svn(),
-    "projected_svn": parvi.projected_svn(rank=2),
+    "projected_svn": parvi.projected_svn(rank=2, prior_covariance=1.0),
     "sliced_svgd": parvi.sliced_svgd(),
     "jko_icnn": parvi.jko_icnn(width=4, num_inner_steps=3),
 }
@@ -53,6 +55,8 @@ RANDOM = {
     "fly": Fly(num_transitions=5, num_leapfrogs=2),
     "temper": Temper(num_passes=2),
     "explore": Explore(window=2),
+    "gather": Gather(num_transitions=2),
+    "descend": Descend(),
     "grassmann_svgd": parvi.grassmann_svgd(num_projectors=2),
     "neural_svgd": parvi.neural_svgd(width=4, num_inner_steps=3),
     "stein_neural_sampler": parvi.stein_neural_sampler(width=4, num_critic_steps=2),

@@ -97,6 +97,10 @@ def test_an_ordering_holds_or_says_what_is_above():
     assert "what is above it: a (rival)" in text
     # Where larger is better the same leads are lags.
     assert "in nll: a, b." in ordering(cells_here, "PFG", "nll", larger=True)
+    # Nothing is said of a place where the method has not run.
+    others = [cell for cell in cells_of("d", spread) if cell.setting["method"] == "rival"]
+    assert ordering(cells_here + others, "PFG", "nll", larger=False) == text
+    assert ordering(others, "PFG", "nll", larger=False) == "PFG has not been run.\n"
 
 
 def test_published_figures_are_the_papers():

@@ -12,6 +12,7 @@ import pytest
 
 import parvi
 from parvi.cloud import Cloud
+from parvi.models.neural_network import network_regression, regression_scores
 from parvi.run.step import step
 from parvi.samplers.sgld import SGLD, PolynomialDecay
 
@@ -118,3 +119,67 @@ def test_too_long_a_step_is_reported():
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="scale > 0"):
         parvi.sgld(-1.0)
+
+
+MEAN, SDS = np.array([1.0, -1.0]), np.array([1.0, 2.0])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+@pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld])
+def test_defaults_are_right_on_any_scale(ready, scale):
+    """Nothing is chosen, and the start is wider, narrower or elsewhere."""
+    num = 512
+    start = np.random.default_rng(0).normal(size=(num, 2)) * scale
+
+    def log_density(x):
+        return -0.5 * jnp.sum(((x / scale - MEAN) / SDS) ** 2)
+
+    result = parvi.sample(log_density, start, sampler=ready(), key=1)
+    off = (result.particles.mean(axis=0) / scale - MEAN) / SDS
+    # 4.5 standard errors of 512 independent draws are 0.2, and 0.14 of the sds.
+    assert np.abs(off).max() < 0.2
+    np.testing.assert_allclose(result.particles.std(axis=0) / scale, SDS, rtol=0.15)
+
+
+@pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld])
+def test_the_first_step_scales_with_the_rows(ready):
+    """A hundred times the rows: steps a hundred (SGLD) or ten (pSGLD) times shorter at the end."""
+
+    def last_step(num_rows):
+        rows = np.random.default_rng(0).normal(3.0, 1.0, num_rows).astype(np.float32)
+        target = parvi.MiniBatch(
+            lambda x: -0.5 * jnp.sum(x**2),
+            lambda x, y: -0.5 * (y - x[0]) ** 2,
+            rows,
+            num_rows // 10,
+            like=jnp.zeros(1),
+        )
+        start = np.random.default_rng(1).normal(size=(200, 1)).astype(np.float32)
+        result = parvi.sample(target, start, sampler=ready(), num_steps=1000)
+        sd = (num_rows + 1) ** -0.5
+        # The noise of batches of a tenth moves all particles by a share of a standard deviation.
+        assert abs(result.particles.mean() - rows.sum() / (num_rows + 1)) < sd
+        assert 0.7 < result.particles.std() / sd < 1.5
+        return result.history["step_size"][-1]
+
+    ratio = last_step(100) / last_step(10_000)
+    power = 1.0 if ready is parvi.sgld else 0.5
+    assert ratio == pytest.approx(100**power, rel=0.25)
+
+
+@pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld, parvi.pfg_algorithm_1])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_network_from_the_prior_stays_finite(ready, seed):
+    """Scores of 1e5 and curvatures that differ by orders of magnitude between particles."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(300, 4)).astype(np.float32)
+    targets = np.sin(features[:, 0]).astype(np.float32)
+    target = network_regression(features, targets, hidden=5, batch_size=50)
+    start = rng.normal(size=(50, target.layout.dim)).astype(np.float32)
+    particles = jax.vmap(target.layout.constrain)(start)
+    before = np.mean(regression_scores(particles, features, targets)[0])
+    result = parvi.sample(target, particles, sampler=ready(), num_steps=100)
+    assert result.status == parvi.Status.MAX_STEPS
+    # The spread of so wide a prior's predictions is most of the error at first.
+    after, _ = regression_scores(result.particles, features, targets)
+    assert after < 0.8 * before

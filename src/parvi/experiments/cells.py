@@ -9,12 +9,14 @@ import os
 import pathlib
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 
 from parvi.experiments.datasets import is_there
+from parvi.status import NotAtRestWarning
 
 # The names and plain values that identify a cell of an experiment.
 Setting = Mapping[str, Any]
@@ -86,7 +88,10 @@ def make(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> Cell
         jax.clear_caches()
         _last = kind
     began = time.perf_counter()
-    result = experiment.run(setting)
+    with warnings.catch_warnings():
+        # The cell has the status.
+        warnings.simplefilter("ignore", NotAtRestWarning)
+        result = experiment.run(setting)
     cell = Cell(dict(setting), result, time.perf_counter() - began)
     path = _path(experiment, folder, setting)
     path.parent.mkdir(parents=True, exist_ok=True)

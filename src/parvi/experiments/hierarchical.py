@@ -6,7 +6,7 @@ the cell records the choice. Runs take 2000 steps on mini-batches of 200 rows, f
 weights at alpha = 1. PFG has a network of 32 units, T' = 5, SGD 1e-2 with momentum 0.9,
 H = (diagonal Fisher information)^0.5 and a constant step. SVGD uses Adam without momentum. SGLD
 uses the step size times 100 / rows, falling as t^-0.55. The default needs no step size and no
-validation, and sees all training rows, at most 5000 per step.
+validation, and sees all training rows.
 """
 
 import functools

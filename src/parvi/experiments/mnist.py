@@ -16,11 +16,11 @@ from parvi import pfg, sample
 from parvi.experiments import datasets, tables
 from parvi.experiments.cells import Experiment
 from parvi.experiments.figures import panels, save
-from parvi.experiments.networks import falling_adam, network_pfg
 from parvi.experiments.tuning import DEFAULT, STEP_SIZES, best, tuned_facts
 from parvi.fields import SVGD
 from parvi.models import neural_network
 from parvi.preconditioners import FisherDiagonal
+from parvi.samplers.networks import falling_adam, network_pfg
 
 _HIDDEN = 128
 _BATCH = 100

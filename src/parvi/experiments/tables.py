@@ -121,17 +121,22 @@ def ordering(cells: Sequence[Cell], ours: str, number: str, larger: bool) -> str
     """One line that says on which data sets a method is at or above every other one.
 
     Runs of the same seed and split are compared with each other. A rival is above if its lead is
-    more than twice its standard error or, with a single run each, if it leads at all.
+    more than twice its standard error or, with a single run each, if it leads at all. Data sets on
+    which the method has not run are left out.
     """
-    above = {}
+    above: dict[str, list[str]] = {}
     for where in distinct(cells, "dataset"):
         here = chosen(cells, dataset=where)
         mine = chosen(here, method=ours)
+        if not mine:
+            continue
         above[where] = [
             rival
             for rival in distinct(here, "method")
             if rival != ours and _lead(chosen(here, method=rival), mine, number, larger) > 0
         ]
+    if not above:
+        return f"{ours} has not been run.\n"
     kept = [where for where, rivals in above.items() if not rivals]
     lost = [f"{where} ({', '.join(rivals)})" for where, rivals in above.items() if rivals]
     text = f"{ours} is at or above every other method in {number.replace('_', '-')}: "

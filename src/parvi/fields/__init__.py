@@ -23,6 +23,7 @@ from parvi.fields.pfg.closed_form import Ridge as Ridge
 from parvi.fields.pfg.descent import GradientDescent as GradientDescent
 from parvi.fields.pfg.descent import LargestEigenvalue as LargestEigenvalue
 from parvi.fields.pfg.descent import MeanEigenvalue as MeanEigenvalue
+from parvi.fields.pfg.descent import Tamed as Tamed
 from parvi.fields.pfg.descent import Unscaled as Unscaled
 from parvi.fields.pfg.field import PFG as PFG
 from parvi.fields.pfg.objective import Convex as Convex

@@ -9,6 +9,9 @@ and Stein variational Newton is run on the coefficients c = psi^T C^-1 (x - m) a
 dimensions, where kernels work. The part of each particle outside their span stays unchanged. If
 the particles start as draws of the prior, this part already has the posterior's distribution, up
 to what eigenvalues below the threshold would have changed. The subspace is recomputed at each step.
+
+Without a prior nothing is known of the directions that are left alone, so none may be: the
+subspace is then the whole space.
 """
 
 import jax
@@ -61,11 +64,13 @@ class ProjectedSVN(AbstractField):
         r, the maximum number of directions, which is limited to the number of coordinates.
     threshold
         Directions with a smaller \\|lambda\\| are left alone, because the data add less than this
-        share of the prior precision in them.
+        share of the prior precision in them. It is not used without a prior.
     prior_mean
         m, a number or an array ``(d,)``.
     prior_covariance
-        C: a number, the variances ``(d,)``, or a matrix ``(d, d)``.
+        C: a number, the variances ``(d,)``, or a matrix ``(d, d)``. Start from draws of N(m, C).
+        None means that the prior is not known. All directions are then in use, so the rank must
+        be at least d.
     svn
         System, kernel and damping of the Newton step in the subspace.
     """
@@ -73,7 +78,7 @@ class ProjectedSVN(AbstractField):
     rank: int = 20
     threshold: float = 1e-2
     prior_mean: float | Float[Array, " d"] = 0.0
-    prior_covariance: float | Float[Array, "..."] = 1.0
+    prior_covariance: float | Float[Array, "..."] | None = None
     svn: SVN = SVN()
 
     def __check_init__(self):
@@ -84,9 +89,19 @@ class ProjectedSVN(AbstractField):
 
     def init(self, key, particles):
         dim = particles.shape[1]
+        if self.prior_covariance is None and self.rank < dim:
+            raise ValueError(
+                f"projected_svn needs the prior: with rank {self.rank} it leaves "
+                f"{dim - self.rank} of {dim} directions as they are, which is right only if the "
+                "particles start as draws of the prior N(m, C). Give prior_covariance=C (and "
+                f"prior_mean=m), or a rank of at least {dim} to use all directions."
+            )
         shapes = {"prior_mean": [(), (dim,)], "prior_covariance": [(), (dim,), (dim, dim)]}
         for name, expected in shapes.items():
-            got = jnp.shape(getattr(self, name))
+            given = getattr(self, name)
+            if given is None:
+                continue
+            got = jnp.shape(given)
             if got not in expected:
                 raise ValueError(
                     f"{name} has shape {got}, but the particles have {dim} coordinates; expected "
@@ -109,7 +124,10 @@ class ProjectedSVN(AbstractField):
 
     def _subspace(self, cloud):
         """psi^T, psi^T C^-1, and a flag for each row in use; the other rows are zero."""
-        stretch, shrink = self._prior(cloud.particles.dtype, cloud.particles.shape[1])
+        dim, dtype = cloud.shape[1], cloud.dtype
+        if self.prior_covariance is None:
+            return jnp.eye(dim, dtype=dtype), jnp.eye(dim, dtype=dtype), jnp.ones(dim, bool)
+        stretch, shrink = self._prior(dtype, dim)
         # With C = F F^T, this is the Hessian in coordinates in which the prior is N(0, I).
         products = jax.lax.map(cloud.mean_hessian_product, stretch.T)
         hessian = -products @ stretch

@@ -4,10 +4,11 @@ Every particle is a chain of its own, so the change of a moment has a standard e
 changes. A moment that moves by more than chance was wrong, or is still on its way.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from parvi.cloud import Place
 from parvi.geometry.frame import (
@@ -23,6 +24,8 @@ BOUND = 1.0
 _UNLIKELY = 3.3
 # Number of particles at which skewness doubles the largest errors.
 _SKEW = 10.0
+# Particles per dimension from which on tails are tested.
+_MANY = 5
 
 
 class Axes(NamedTuple):
@@ -64,6 +67,16 @@ class Moments(NamedTuple):
         return cls(frame.enter(particles), squares, other)
 
 
+def added(total: Moments, moments: Moments, when: Bool[Array, ""]) -> Moments:
+    """The sum, if these moments count."""
+    return jax.tree_util.tree_map(lambda a, b: jnp.where(when, a + b, a), total, moments)
+
+
+def scaled(moments: Moments, factor: Any) -> Moments:
+    """All moments times a number."""
+    return jax.tree_util.tree_map(lambda a: (factor * a).astype(a.dtype), moments)
+
+
 class Drift(NamedTuple):
     """The outcome of a comparison.
 
@@ -83,27 +96,39 @@ def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) 
     """
     frame = axes.frame
 
-    def errors_of(old, new, exact=strict):
-        return jnp.abs(_errors(new - old, new if exact else new - old))
+    def every(moments):
+        # All at once: each further comparison is a tenth of a second of compilation.
+        along = frame.stretch(moments.z) / frame.sds
+        return jnp.concatenate([moments.z, along, moments.squares], axis=1)
 
-    def unframed(z):
-        return frame.stretch(z) / frame.sds
-
-    means = errors_of(before.z, after.z)
-    changes = jnp.maximum(
-        errors_of(unframed(before.z), unframed(after.z)), errors_of(before.squares, after.squares)
-    )
-    every = [means, changes]
-    if before.crossed is not None:
+    new = every(after)
+    gaps = new - every(before)
+    found = jnp.abs(_errors(gaps, new if strict else gaps)).reshape(3, -1)
+    means, changes = found[0], jnp.maximum(found[1], found[2])
+    errors = jnp.concatenate([means, changes])
+    if before.crossed is not None and after.crossed is not None:
         # Half of the particles is a sample of its own, however exact all of them together are.
-        every.append(errors_of(before.crossed, after.crossed, exact=False))
-    errors = jnp.concatenate(every)
+        crossed = after.crossed - before.crossed
+        errors = jnp.concatenate([errors, jnp.abs(_errors(crossed, crossed))])
     # The largest of that many normal errors, by chance.
     drift = jnp.max(errors) - jnp.sqrt(2 * jnp.log(2.0 * (errors.shape[0] + changes.shape[0])))
     if isinstance(frame, DenseFrame):
         # Coordinates of the frame are uncorrelated, so small changes of all of them add up.
         drift = jnp.maximum(drift, _score(means) - _UNLIKELY + BOUND)
+    drift = jnp.maximum(drift, _common(before.squares, after.squares) - _UNLIKELY + BOUND)
     return Drift(drift, changes)
+
+
+def _common(before: Float[Array, "n d"], after: Float[Array, "n d"]) -> Float[Array, ""]:
+    """The change that the squares of all coordinates have in common, in standard errors.
+
+    No coordinate by itself need change by more than chance. Squares are in units of the particles'
+    own variances, which are so much too small that even exact draws grow by 3 / n.
+    """
+    num = len(before)
+    gaps = jnp.mean(after - before, axis=1)
+    excess = jnp.maximum(jnp.abs(jnp.mean(gaps)) - 3 / num, 0.0)
+    return excess / (jnp.std(gaps) * num**-0.5 + jnp.finfo(gaps.dtype).tiny)
 
 
 def _errors(changes: Float[Array, "n d"], values: Float[Array, "n d"]) -> Float[Array, " d"]:
@@ -132,6 +157,13 @@ def mobility(
     framed = jnp.mean(frame.shrink(moved) ** 2, axis=0)
     framed = framed / (2 * jnp.var(frame.enter(end), axis=0) + jnp.finfo(end.dtype).tiny)
     return jnp.minimum(jnp.min(own), jnp.min(framed))
+
+
+def tails_beyond(frame: AbstractGaussianFrame, place: Place) -> Float[Array, ""]:
+    """``tail_error``, or nothing if there are too few particles to tell."""
+    if place.particles.shape[0] < _MANY * place.particles.shape[1]:
+        return jnp.asarray(jnp.finfo(place.particles.dtype).min, place.particles.dtype)
+    return tail_error(frame, place)
 
 
 def tail_error(frame: AbstractGaussianFrame, place: Place) -> Float[Array, ""]:

@@ -9,6 +9,9 @@ from jaxtyping import Array, Float
 
 from parvi.cloud import AbstractLens, LogDensity, in_blocks
 
+# Particles a dimension from which on flights use a dense frame.
+_PER_DIMENSION = 3
+
 
 class AbstractFrame(eqx.Module):
     """Coordinates z in which x = mean + L z."""
@@ -232,8 +235,14 @@ def _roots(matrix):
 def frame_for_flights(
     particles: Float[Array, "n d"], scores: Float[Array, "n d"]
 ) -> AbstractGaussianFrame:
-    """A dense frame if the particles determine their covariance, else one of low rank."""
-    if tells_covariance(particles.shape):
+    """A dense frame if there are many particles a dimension, else one of low rank.
+
+    A particle that flies in a frame that is fitted to itself does not leave the target quite as it
+    was. With 1.7 particles a dimension, exact draws of a Gaussian had a drift of 8 in a dense
+    frame, with 2.3 one of 2 to 3, and with three none.
+    """
+    num, dim = particles.shape
+    if num >= _PER_DIMENSION * dim + 2:
         return DenseFrame.of(particles)
     return LowRankFrame.of(particles, scores)
 

@@ -10,8 +10,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from parvi.results import arviz, checks, storage
+from parvi.evaluation import evaluate
+from parvi.results import arviz, checks, modes, storage
 from parvi.run.threads import single_blas_thread
+from parvi.samplers.temper import Passes
 from parvi.status import Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget, Target
@@ -73,6 +75,8 @@ class Result:
         The arguments with which ``parvi.sample(result.target, **result.settings._asdict())`` gives
         the same particles, bit for bit; None in a result that was loaded from a file. It refers to
         ``init`` without a copy.
+    passes
+        Where the passes of a tempered path ended; None if the run took none, or was loaded.
     """
 
     particles: PyTree[np.ndarray]
@@ -86,6 +90,7 @@ class Result:
     target: AbstractTarget | None = None
     saved_log_density: Float[np.ndarray, " n"] | None = None
     settings: Settings | None = None
+    passes: Passes | None = None
 
     @classmethod
     def build(
@@ -97,6 +102,7 @@ class Result:
         settings: Settings,
         timing: Timing,
         num_moved: int = 0,
+        passes: Passes | None = None,
     ) -> "Result":
         """Build a result from the end of a run."""
         layout = target.layout
@@ -113,6 +119,7 @@ class Result:
             num_moved=num_moved,
             target=target,
             settings=settings,
+            passes=passes,
         )
 
     @functools.cached_property
@@ -181,26 +188,44 @@ class Result:
         target
             The target, if the result was loaded from a file.
         """
+        with precision(self._dtype), single_blas_thread():
+            target, flat, names = self._flattened(target, "check")
+            tempered = bool(np.any(self._tempered))
+            return checks.checked(self.status, target, flat, tempered, names, self._drift)
+
+    def modes(self, target: AbstractTarget | Callable | None = None) -> modes.Modes:
+        """The separated modes in which the particles lie, with the errors of their weights.
+
+        Print them to read them in words. It takes some log densities on the ways between particles.
+
+        Parameters
+        ----------
+        target
+            The target, if the result was loaded from a file.
+        """
+        with precision(self._dtype), single_blas_thread():
+            target, flat, _ = self._flattened(target, "modes")
+            density = target.full()
+            values, scores = (np.asarray(found) for found in evaluate(density, flat))
+            return modes.modes_of(density, np.asarray(flat), values, scores, self.passes)
+
+    def _flattened(self, target, method: str) -> tuple[AbstractTarget, Any, list[str]]:
+        """The target with all its data, the flat and unconstrained particles, and their names."""
         target = self.target if target is None else target
         if target is None:
             raise ValueError(
-                "A loaded result does not hold the log density: give it, result.check(target)."
+                f"A loaded result does not hold the log density: give it, result.{method}(target)."
             )
         target = target if isinstance(target, AbstractTarget) else Target(target)
         example = jax.tree_util.tree_map(lambda a: a[0], self.particles)
         target = target.laid_out(example)
         layout = target.layout
         assert layout is not None
-        with precision(self._dtype):
-            flat = jax.vmap(layout.unconstrain)(self.particles)
-            tempered = bool(np.any(self._tempered))
-            if not target.is_fixed:
-                # The check uses all the data, even if the steps of the run saw mini-batches.
-                target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
-            with single_blas_thread():
-                return checks.checked(
-                    self.status, target, flat, tempered, layout.flat_names(), self._drift
-                )
+        flat = jax.vmap(layout.unconstrain)(self.particles)
+        if not target.is_fixed:
+            # All the data, even if the steps of the run saw mini-batches.
+            target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
+        return target, flat, layout.flat_names()
 
     @property
     def _drift(self) -> float | None:

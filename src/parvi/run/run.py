@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import Cloud, Place
 from parvi.evaluation import evaluate, quickly
+from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
 from parvi.run.compile.policy import Plan
 from parvi.run.compile.programs import (
@@ -24,9 +25,13 @@ from parvi.run.compile.programs import (
     begin,
 )
 from parvi.run.initial import as_key, as_target
+from parvi.run.rounds import Rounds
+from parvi.run.rows import compares, with_rows
 from parvi.run.sharding import gathered, replicate, spread, spread_target
+from parvi.samplers.explore import AbstractExploration
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
 from parvi.status import Status
+from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget
 
 # Particles of this many bytes (32 MB) or more are moved in place, and their scores are not held if
@@ -43,6 +48,8 @@ class Run:
     ----------
     target, sampler, key
         The arguments of the run; the sampler is a ``Sequence``.
+    rounds
+        The subsets of rows that the run sees one after another; None if it sees the target itself.
     stage
         The current stage.
     carry
@@ -76,7 +83,14 @@ class Run:
         sharding: NamedSharding | None = None,
         plan: Plan | None = None,
     ):
+        num, dim = place.particles.shape
+        noisy = isinstance(target, MiniBatch) and not target.is_fixed and compares(sampler)
+        by_rounds = noisy and sharding is None and tells_covariance((num, dim))
         self.sampler = as_sequence(sampler)
+        # Without rounds, stages that compare log densities are left out.
+        on_batches = self.sampler.for_batches if noisy and not by_rounds else None
+        self._on_batches = on_batches is not None
+        self.sampler = self.sampler if on_batches is None else on_batches
         # The caller decides how many steps a plain sampler makes.
         self._is_staged = isinstance(sampler, Sequence)
         self._sharding = sharding
@@ -97,9 +111,14 @@ class Run:
         self._done: dict[str, Status] = {}
         self._kept: dict[str, Place] = {}
         self.reports: dict[str, Any] = {}
-        num, dim = place.particles.shape
-        rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
-        self._start = _rows_of(place.particles, rows, sharding)
+        self.rounds: Rounds | None = None
+        self._seen = self.target
+        if by_rounds:
+            self.rounds = Rounds(self.target, self.key, place.particles)
+            self._seen = self.rounds.subset
+            place = Place(place.particles, None, None)
+        self._round_began = 0
+        self._start = self._told(place.particles)
         self._is_large = num * dim * place.particles.dtype.itemsize >= _LARGE
         self._enter(place, 0)
 
@@ -126,6 +145,8 @@ class Run:
             target = target.laid_out(jax.ShapeDtypeStruct(particles.shape[1:], particles.dtype))
         if sharding is not None:
             particles = spread(particles, sharding)
+        num, dim = particles.shape
+        target = with_rows(target, sampler, (num, dim), np.dtype(particles.dtype))
         return cls(target, sampler, as_key(key), Place(particles, None, None), sharding, plan)
 
     @property
@@ -191,7 +212,7 @@ class Run:
             self.compile_seconds += time.perf_counter() - before
             self._compiles = False
         columns = jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], records)
-        self.history.append((self.stage.name, columns))
+        self.history.append((self.stage.name, self._with_rows(columns)))
         ended = Status(int(self.carry.status))
         if ended == Status.RUNNING and self._is_staged and self.num_steps >= last:
             ended = Status.MAX_STEPS
@@ -210,6 +231,9 @@ class Run:
             ended = Status.CONVERGED
         if ended in (Status.CONVERGED, Status.NOT_AT_REST):
             self._enter(self.carry.place, self.num_steps, ended)
+        elif self._on_batches and ended == Status.MAX_STEPS:
+            # The steps were as many as they were meant to be, but nothing has tested them.
+            self.status = Status.NOISY
         else:
             self.status = ended
 
@@ -218,9 +242,9 @@ class Run:
         self.carry = self.carry._replace(place=self._kept[name])
         names = [stage.name for stage in self.sampler.stages]
         undone = names[names.index(name) : self._number + 1]
-        self.history = [
+        self.history[self._round_began :] = [
             (f"{stage}, undone" if stage in undone else stage, records)
-            for stage, records in self.history
+            for stage, records in self.history[self._round_began :]
         ]
 
     def _enter(self, place: Place, first: int, ended: Status = Status.CONVERGED) -> None:
@@ -233,9 +257,11 @@ class Run:
                 continue
             wanted = stage.when.known(place.particles.shape, self._done)
             if wanted is None:
-                wanted = bool(_holds(stage.when, place, self.target, self.key))
+                wanted = bool(_holds(stage.when, place, self._seen, self.key))
             if not wanted:
                 continue
+            if self._is_futile(stage, place):
+                break
             self._number, self._first = number, first
             if any(stage.name in later.back_to for later in stages):
                 # This is a copy, because the arrays themselves may be donated.
@@ -245,7 +271,7 @@ class Run:
             if self._sharding is not None:
                 sampler = replicate(sampler, self._sharding.mesh)
             place = self._read(place, held=not (self._is_large and sampler.asks_means_only))
-            context = Context(self.key, sampler, self.target, self._sharding)
+            context = Context(self.key, sampler, self._seen, self._sharding)
             careful = self._is_large or self._sharding is not None
             self.carry = begin(context, number, place, first, careful)
             self._stepper = Stepper(context, self.carry, self._plan)
@@ -258,7 +284,45 @@ class Run:
                 f"No stage can begin: the conditions of {names} do not hold for the first "
                 "particles; give the first stage the condition Always()."
             )
-        self.status = ended
+        self._end(place, first, ended)
+
+    def _is_futile(self, stage: Stage, place: Place) -> bool:
+        """Whether the stage would test a log density that is known to be wrong."""
+        if self.rounds is None or not isinstance(stage.sampler, AbstractExploration):
+            return False
+        return not self.rounds.is_precise(place.particles)
+
+    def _end(self, place: Place, first: int, ended: Status) -> None:
+        """End the run, or begin the next round."""
+        if self.rounds is None:
+            self.status = ended
+            return
+        status = self.rounds.judged(place.particles, ended)
+        name, records = self.history[-1]
+        errors = np.full(len(records.accepted), np.nan)
+        errors[-1] = np.nan if self.rounds.error is None else self.rounds.error
+        self.history[-1] = name, _with_column(records, "row_error", errors)
+        if status != Status.RUNNING:
+            self.status = status
+            return
+        self._seen = self.rounds.subset
+        self._number, self._done, self._kept, self.reports = -1, {}, {}, {}
+        self._round_began = len(self.history)
+        self._start = self._told(place.particles)
+        self._enter(Place(place.particles, None, None), first)
+
+    def _told(self, particles: Float[Array, "n d"]) -> Float[Array, "m d"]:
+        """The particles that stages are told as the start."""
+        num = len(particles)
+        rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
+        return _rows_of(particles, rows, self._sharding)
+
+    def _with_rows(self, records: Record) -> Record:
+        """The records with the number of rows in each step, if the target has rows."""
+        if not isinstance(self.target, MiniBatch):
+            return records
+        rows = self.target.batch_size if self.rounds is None else self.rounds.subset.num_rows
+        return _with_column(records, "rows", np.full(len(records.accepted), float(rows)))
 
     @property
     def _is_comparable(self) -> bool:
@@ -266,7 +330,7 @@ class Run:
 
         XLA's collectives between processes on CPUs may overtake each other in such stages.
         """
-        return self.target.is_fixed and (self._sharding is None or jax.process_count() == 1)
+        return self._seen.is_fixed and (self._sharding is None or jax.process_count() == 1)
 
     def _read(self, place: Place, held: bool) -> Place:
         """The place with or without its scores."""
@@ -274,10 +338,16 @@ class Run:
             return Place(place.particles, None, None)
         if place.scores is not None:
             return place
-        if self.target.is_fixed and self._sharding is None:
-            values, scores = evaluate(self.target.full(), place.particles)
+        if self._seen.is_fixed and self._sharding is None:
+            values, scores = evaluate(self._seen.full(), place.particles)
             return Place(place.particles, scores, values)
-        return _evaluated(self.target, self.key, place.particles)
+        return _evaluated(self._seen, self.key, place.particles)
+
+
+def _with_column(records: Record, name: str, column: Any) -> Record:
+    """The records with one more column, in the dtype of the run."""
+    extra = {**records.info.extra, name: column.astype(records.info.kl_rate.dtype)}
+    return records._replace(info=records.info._replace(extra=extra))
 
 
 def _rows_of(particles, rows, sharding):

@@ -102,7 +102,7 @@ class Bend(AbstractSampler):
         The stage rests when a fresh excess below 1 is above ``gain`` times the smallest before.
         With infinity it never rests by itself.
     patience
-        Number of rounds after which the stage gives up, as ``MAX_STEPS``.
+        Number of rounds after which the stage gives up, as ``NOT_AT_REST``.
     max_steps
         The largest number of steps of the stage.
     """
@@ -205,7 +205,7 @@ class Bend(AbstractSampler):
         status = jnp.where(at_rest, Status.CONVERGED, Status.RUNNING)
         if self.patience is not None:
             status = jnp.where(
-                ~at_rest & ends & (memory.num_rounds >= self.patience), Status.MAX_STEPS, status
+                ~at_rest & ends & (memory.num_rounds >= self.patience), Status.NOT_AT_REST, status
             )
         info = Info.of(
             cloud,

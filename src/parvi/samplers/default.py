@@ -1,18 +1,22 @@
 """The default: an affine flow, then one that bends, and a test of what came out.
 
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
-   few particles to bend, it runs for longer (**affine alone**).
-2. **bend** moves along random features, in rounds, until only the features' noise is left.
-3. **scout** lets some first particles descend alone. If they find modes that the cloud has left,
-   **temper** follows a path from a Gaussian that covers all of them, with weights.
+   few particles to bend, it runs for longer (**affine alone**), unless a few lone descents end on
+   hills of their own (**part**), as networks do. Then all particles **descend** alone, and
+   **explore hills** makes Hamiltonian transitions there.
+2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
+   to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
+   that covers all of them, with weights.
+3. **bend** moves along random features, in rounds, until only the features' noise is left.
 4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
-   **fly** makes Hamiltonian transitions, and **bend again** follows. If the particles then lie in
-   separated clumps, **temper clumps** follows the path.
+   **fly** makes Hamiltonian transitions.
 5. **settle** bends after a path; **verify modes** tests each mode by itself.
 6. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
-   are, the run has CONVERGED, and the particles are those from before the test. If not, **explore**
-   makes transitions until nothing drifts, **polish** bends once more, and **verify again** tests
-   that; what does not pass is undone. A run that does not come to rest ends as NOT_AT_REST.
+   are, the run has CONVERGED, and the particles are those from before the test. If not, and after
+   a flight, **explore** makes transitions until nothing drifts; a run that does not come to rest
+   ends as NOT_AT_REST. **gather** takes from further transitions the particles that sum them up,
+   **polish** bends once more, and **compare** asks whether the polished particles still have the
+   moments of all places that were visited; if not, the polish is undone.
 """
 
 from parvi.fields.clipped import Clipped
@@ -22,17 +26,21 @@ from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear, Scaling
 from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
 from parvi.samplers.bend import Bend
+from parvi.samplers.descend import Descend
 from parvi.samplers.explore import Explore, Verify
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
-from parvi.samplers.scout import Scout
+from parvi.samplers.gather import Compare, Gather
+from parvi.samplers.networks import large_network
+from parvi.samplers.part import Part
+from parvi.samplers.scout import Scout, Weigh
 from parvi.samplers.sequence import (
     After,
     Both,
-    Clumped,
     Either,
     EnoughToBend,
     FarFromGaussian,
+    Few,
     Sequence,
     Stage,
     TooFewToBend,
@@ -66,9 +74,15 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     It first fits affine maps in closed form, in the particles' own coordinates, then maps that
     bend, along random features that are frozen for a round. If the target is far from Gaussian,
     Hamiltonian transitions and further rounds follow; if it has separated modes, a tempered path
-    with weights. A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian
-    transitions; one that does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never
-    does.
+    with weights. With fewer than 1.5 particles a dimension and more hills than particles, as
+    networks have, every particle descends alone and makes Hamiltonian transitions on its own hill.
+    A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian transitions; one that
+    does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never does.
+
+    All of this needs a log density that is the same at every step. Of a ``parvi.MiniBatch`` it
+    therefore uses all rows, or, if these are too dear, subsets that all rows correct. A run whose
+    subsets are still too noisy at the end, or that has too few particles to correct them, ends as
+    ``NOISY``: see ``parvi.MiniBatch``.
 
     Parameters
     ----------
@@ -90,31 +104,42 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     """
     if num_features == 0:
         return Sequence(Stage("affine alone", affine()), max_steps=max_steps)
-    bend, settle = Bend(num_features), Bend(num_features, patience=10)
+    # Rounds on several hills do not end, and further stages tell what is wrong.
+    bend, settle = Bend(num_features, patience=30), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
-    hill = Both(bends, Both(Without("temper"), Without("temper clumps")))
-    tempered = Either(After("temper"), After("temper clumps"))
-    explored = After("explore", Status.CONVERGED)
+    parted, alone = After("part", lost), Both(few, Without("part", lost))
+    hill, tempered = Both(bends, Without("temper")), After("temper")
+    unsure = Either(After("verify", lost), Both(hill, After("fly")))
+    explored = Both(After("explore", Status.CONVERGED), Without("gather"))
+    rests = Either(After("gather", Status.CONVERGED), explored)
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
     within = Verify(better_than_draws=True, least_mobility=0.0)
+    # Nor from hill to hill; another window would take as long as all windows before.
+    hills = Explore(num_windows=3, most_leapfrogs=25)
+    polished = ("polish", "polish alone")
     return Sequence(
         Stage("affine", affine(share=0.1, patience=2), when=bends),
-        Stage("affine alone", affine(), when=few),
-        Stage("bend", bend, when=bends),
+        Stage("part", Part(), when=few),
+        Stage("affine alone", affine(), when=alone),
+        Stage("descend", Descend(), when=parted),
+        Stage("explore hills", hills, when=parted),
         Stage("scout", Scout(), when=bends),
-        Stage("temper", Temper(), when=After("scout", lost)),
+        Stage("weigh", Weigh(), when=After("scout", lost)),
+        Stage("temper", Temper(), when=After("weigh", lost)),
+        Stage("bend", bend, when=hill),
         Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
-        Stage("bend again", Bend(num_features, fall=0.1), when=After("fly")),
-        Stage("temper clumps", Temper(), when=Both(hill, Clumped())),
         Stage("settle", settle, when=tempered, back_to=("settle",)),
         Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
-        Stage("verify", verify, when=Either(hill, few)),
-        Stage("explore", Explore(), when=After("verify", lost)),
-        Stage("polish", Bend(num_features), when=Both(bends, explored)),
-        Stage("polish alone", affine(), when=Both(few, explored)),
-        Stage("verify again", verify, when=explored, back_to=("polish", "polish alone")),
+        Stage("verify", verify, when=Both(Without("fly"), Either(hill, alone))),
+        Stage("explore", Explore(), when=unsure),
+        Stage("gather", Gather(), when=Both(explored, Few())),
+        Stage("polish", Bend(num_features, fall=0.1, patience=30), when=Both(bends, rests)),
+        Stage("polish alone", affine(), when=Both(few, rests)),
+        Stage("compare", Compare(), when=After("gather", Status.CONVERGED), back_to=polished),
+        Stage("verify again", verify, when=explored, back_to=polished),
         max_steps=max_steps,
+        for_batches=Sequence(Stage("network", large_network(min(500, max_steps)))),
     )

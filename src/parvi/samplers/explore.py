@@ -20,20 +20,35 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from parvi.cloud import BLOCK, Cloud, Place, chosen
-from parvi.geometry.drift import BOUND, Axes, Moments, compared, mobility, tail_error
+from parvi.geometry.drift import (
+    BOUND,
+    Axes,
+    Moments,
+    added,
+    compared,
+    mobility,
+    scaled,
+    tails_beyond,
+)
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
-from parvi.samplers.flight import Flight, landed, launched
+from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status
 from parvi.stopping import Never
 
-# A transition that fewer than this share of the particles accept does not count: half of the
-# acceptance that steps are tuned to.
-_FEWEST = 0.4
 # Tries per transition that counts.
 _MOST_TRIES = 4
-# Particles per dimension from which on tails are tested.
-_MANY = 5
+
+
+class Explored(NamedTuple):
+    """What a stage of transitions reports.
+
+    ``changes``: that of every coordinate in the last window, in standard errors. ``log_step``: the
+    log of the tuned leapfrog.
+    """
+
+    changes: Float[Array, " d"]
+    log_step: Float[Array, ""]
 
 
 class Exploring(NamedTuple):
@@ -86,10 +101,13 @@ class AbstractExploration(AbstractSampler):
     def _num_before(self, window: Int[Array, ""]) -> Int[Array, ""]:
         """The number of transitions that are compared with the rest of the window."""
 
-    @property
-    def _is_strict(self) -> bool:
-        """Whether the particles before are taken as exact."""
-        return False
+    def _next_axes(self, memory: Exploring, place: Place) -> Axes:
+        """The axes of the next window."""
+        return Axes.of(place)
+
+    def _tails(self, memory: Exploring, place: Place) -> Float[Array, ""]:
+        """The error of the tails of what is tested: of the particles that have arrived."""
+        return tails_beyond(memory.axes.frame, place)
 
     @property
     def compares_densities(self):
@@ -99,7 +117,7 @@ class AbstractExploration(AbstractSampler):
         particles = place.particles
         dtype, dim = particles.dtype, particles.shape[1]
         axes = Axes.of(place)
-        nothing = _scaled(Moments.at(axes, particles), 0.0)
+        nothing = scaled(Moments.at(axes, particles), 0.0)
         zero = jnp.zeros((), jnp.int32)
         return Exploring(
             axes=axes,
@@ -116,48 +134,57 @@ class AbstractExploration(AbstractSampler):
             tails=jnp.full((), jnp.finfo(dtype).min, dtype),
         )
 
-    def _launched(self, key, home: Place, memory: Exploring) -> Exploring:
+    def _launched(self, key, home: Place, memory: Exploring, careful: float = 0.0) -> Exploring:
         flight = launched(
-            cheap(key), memory.axes.frame, home, memory.flight, self.length, self.most_leapfrogs
+            cheap(key),
+            memory.axes.frame,
+            home,
+            memory.flight,
+            self.length,
+            self.most_leapfrogs,
+            careful,
         )
         return memory._replace(flight=flight)
 
-    def _judged(self, memory: Exploring, place: Place, rate) -> _Judged:
-        """The sums after this step and, at the end of a window, the verdict."""
+    def _judged(self, memory: Exploring, place: Place, rate, strict: bool = False) -> _Judged:
+        """The sums after this step and, at the end of a window, the verdict.
+
+        ``strict``: the particles before are taken as exact.
+        """
         return jax.lax.cond(
             memory.flight.left == 0,
-            lambda: self._counted(memory, place, rate),
+            lambda: self._counted(memory, place, rate, strict),
             lambda: _Judged.nothing(memory),
         )
 
-    def _counted(self, memory: Exploring, place: Place, rate) -> _Judged:
+    def _counted(self, memory: Exploring, place: Place, rate, strict: bool) -> _Judged:
         moments = Moments.at(memory.axes, place.particles)
-        counts = rate >= _FEWEST
+        kept = counts(rate)
         early = memory.num_made < self._num_before(memory.window)
-        before = _added(memory.before, moments, counts & early)
-        after = _added(memory.after, moments, counts & ~early)
-        made, tried = memory.num_made + counts, memory.num_tried + 1
+        before = added(memory.before, moments, kept & early)
+        after = added(memory.after, moments, kept & ~early)
+        made, tried = memory.num_made + kept, memory.num_tried + 1
         memory = memory._replace(before=before, after=after, num_made=made, num_tried=tried)
         return jax.lax.cond(
             (made >= memory.window) | (tried >= _MOST_TRIES * memory.window),
-            lambda: self._closed(memory, place),
+            lambda: self._closed(memory, place, strict),
             lambda: _Judged.nothing(memory),
         )
 
-    def _closed(self, memory: Exploring, place: Place) -> _Judged:
+    def _closed(self, memory: Exploring, place: Place, strict: bool) -> _Judged:
         """The end of a window: its verdict, and the beginning of the next."""
         first = self._num_before(memory.window)
-        before = _scaled(memory.before, 1 / jnp.maximum(first, 1))
-        after = _scaled(memory.after, 1 / (memory.window - first))
-        drift, changes = compared(memory.axes, before, after, self._is_strict)
+        before = scaled(memory.before, 1 / jnp.maximum(first, 1))
+        after = scaled(memory.after, 1 / (memory.window - first))
+        drift, changes = compared(memory.axes, before, after, strict)
         # Where too few transitions were accepted, there is nothing to go by.
         made = memory.num_made >= memory.window
-        drift = jnp.where(made, jnp.maximum(drift, memory.tails), jnp.inf)
+        drift = jnp.where(made, jnp.maximum(drift, self._tails(memory, place)), jnp.inf)
         moved = mobility(memory.axes.frame, memory.start, place.particles)
         rests = (drift <= BOUND) & (moved >= self.least_mobility)
-        nothing = _scaled(memory.before, 0.0)
+        nothing = scaled(memory.before, 0.0)
         memory = memory._replace(
-            axes=Axes.of(place),
+            axes=self._next_axes(memory, place),
             num_made=jnp.zeros((), jnp.int32),
             num_tried=jnp.zeros((), jnp.int32),
             window=2 * memory.window,
@@ -185,7 +212,7 @@ class AbstractExploration(AbstractSampler):
         return Info.of(cloud, step, status=status, gradients=gradients, extra=extra)
 
     def report(self, memory):
-        return memory.changes
+        return Explored(memory.changes, memory.flight.log_step)
 
 
 class Explore(AbstractExploration):
@@ -218,7 +245,7 @@ class Explore(AbstractExploration):
         return self._first(cloud.place, None)
 
     def propose(self, key, cloud, memory):
-        memory = self._launched(key, cloud.place, memory)
+        memory = self._launched(key, cloud.place, memory, CAREFUL)
         return memory.flight.here.particles, memory
 
     def conclude(self, cloud, pending, arrived):
@@ -256,20 +283,16 @@ class Verify(AbstractExploration):
     max_steps: int = 5000
 
     @property
-    def _is_strict(self):
-        return self.better_than_draws
-
-    @property
     def asks_means_only(self):
         return True
 
     def init(self, key, cloud):
         few = cloud.some().place
         memory = self._first(few, few)
-        memory = memory._replace(before=Moments.at(memory.axes, few.particles))
-        if few.particles.shape[0] < _MANY * few.particles.shape[1]:
-            return memory
-        return memory._replace(tails=tail_error(memory.axes.frame, few))
+        return memory._replace(
+            before=Moments.at(memory.axes, few.particles),
+            tails=tails_beyond(memory.axes.frame, few),
+        )
 
     def propose(self, key, cloud, memory):
         memory = self._launched(key, memory.home, memory)
@@ -284,17 +307,19 @@ class Verify(AbstractExploration):
         there = arrived.place if there is None else there
         flight, stays, rate = landed(memory.axes.frame, memory.flight, there)
         home = chosen(stays, there, memory.home)
-        judged = self._judged(memory._replace(flight=flight, home=home), home, rate)
+        # Some of very many particles are no better than independent draws, however exact all are.
+        strict = self.better_than_draws and len(home.particles) == cloud.shape[0]
+        judged = self._judged(memory._replace(flight=flight, home=home), home, rate, strict)
         return jnp.zeros((), bool), judged.memory, self._info(cloud, judged, rate, gradients)
 
     def _num_before(self, window):
         # The particles themselves are what came before.
         return jnp.zeros_like(window)
 
+    def _next_axes(self, memory, place):
+        # What came before is known along these axes only.
+        return memory.axes
 
-def _added(total: Moments, moments: Moments, when) -> Moments:
-    return jax.tree_util.tree_map(lambda a, b: jnp.where(when, a + b, a), total, moments)
-
-
-def _scaled(moments: Moments, factor) -> Moments:
-    return jax.tree_util.tree_map(lambda a: (factor * a).astype(a.dtype), moments)
+    def _tails(self, memory, place):
+        # Those of the particles themselves, not of where the transitions have taken them.
+        return memory.tails

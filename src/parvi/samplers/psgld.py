@@ -14,6 +14,11 @@ uncorrected, in the paper as here: the chain is right if V hardly moves, which n
 longer than the chain's memory, 1 / (1 - alpha) >> 1 / (eta G |H|). In the other limit V follows
 s^2, and the density becomes p / G: for a Gaussian this is p |x|, with twice the variance. Short
 steps therefore need an alpha near 1.
+
+An ensemble has better to offer: with s^2 averaged over its n particles, V hardly depends on any one
+of them, and what Gamma would correct is 1 / n as large. The particles' spread is also the natural
+unit of eta, coordinate by coordinate: G is about one standard deviation at rest, so a step of
+eta = a spread has the preconditioner a variance. Both are the default of ``psgld``.
 """
 
 import abc
@@ -26,8 +31,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from parvi.cloud import Cloud
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
-from parvi.samplers.sgld import PolynomialDecay, Schedule
+from parvi.samplers.sgld import FIRST, PolynomialDecay, Schedule
 from parvi.stopping import Never
+
+# Scores of one particle in a wild place would carry it away, since their average over all particles
+# hardly knows them. Those of a Gaussian are beyond this for one in four hundred, and a little.
+_LONGEST = 3.0
 
 
 class AbstractCorrection(eqx.Module):
@@ -70,11 +79,70 @@ class ExactCorrection(AbstractCorrection):
         return jax.vmap(one)(cloud.particles), dim
 
 
+class AbstractAverage(eqx.Module):
+    """The particles over which squared scores are averaged."""
+
+    @abc.abstractmethod
+    def squares(self, scores: Float[Array, "n d"]) -> Float[Array, "..."]:
+        """The squares of one step."""
+
+    @abc.abstractmethod
+    def share(self, num: int) -> float:
+        """The share of one of n particles in an average."""
+
+
+class EachParticle(AbstractAverage):
+    """An average for each particle, as for the paper's one chain."""
+
+    def squares(self, scores):
+        return scores**2
+
+    def share(self, num):
+        return 1.0
+
+
+class AllParticles(AbstractAverage):
+    """One average for all particles."""
+
+    def squares(self, scores):
+        return jnp.mean(scores**2, axis=0)
+
+    def share(self, num):
+        return 1 / num
+
+
+class AbstractUnit(eqx.Module):
+    """The unit of the schedule, for all coordinates or for each."""
+
+    @abc.abstractmethod
+    def of(self, particles: Float[Array, "n d"]) -> Float[Array, "..."]:
+        """The unit for these particles."""
+
+
+class One(AbstractUnit):
+    """The steps are taken as they are."""
+
+    def of(self, particles):
+        return jnp.ones((), particles.dtype)
+
+
+class Spread(AbstractUnit):
+    """The standard deviation of each coordinate over the particles.
+
+    A coordinate in which they coincide takes the mean of the others, or 1.
+    """
+
+    def of(self, particles):
+        spread = jnp.std(particles, axis=0)
+        mean = jnp.mean(spread)
+        return jnp.where(spread > 0, spread, jnp.where(mean > 0, mean, 1.0))
+
+
 class PSGLDMemory(NamedTuple):
-    """The number of steps done, and each particle's moving average of squared scores."""
+    """The number of steps done, and the moving average of squared scores."""
 
     step: Int[Array, ""]
-    square: Float[Array, "n d"]
+    square: Float[Array, "..."]
 
 
 class PSGLD(AbstractSampler):
@@ -99,6 +167,12 @@ class PSGLD(AbstractSampler):
         The way to compute Gamma.
     max_steps
         The number of steps in a run.
+    average
+        The particles over which squared scores are averaged.
+    unit
+        The unit of the schedule.
+    longest
+        The largest score of a coordinate, in root mean squares of it; None for any.
     """
 
     schedule: Schedule = PolynomialDecay()
@@ -108,6 +182,9 @@ class PSGLD(AbstractSampler):
     correction: AbstractCorrection = NoCorrection()
     max_steps: int = 2000
     stopping_rule: AbstractStoppingRule = Never()
+    average: AbstractAverage = EachParticle()
+    unit: AbstractUnit = One()
+    longest: float | None = None
 
     def __check_init__(self):
         if not 0 <= self.decay < 1:
@@ -118,24 +195,31 @@ class PSGLD(AbstractSampler):
             raise ValueError(f"num_rows must be at least 1, got {self.num_rows}.")
 
     def init(self, key, cloud):
-        square = jnp.mean((cloud.scores / self.num_rows) ** 2, axis=0)
-        return PSGLDMemory(jnp.zeros((), jnp.int32), jnp.broadcast_to(square, cloud.shape))
+        scaled = cloud.scores / self.num_rows
+        shape = jax.eval_shape(self.average.squares, scaled).shape
+        square = jnp.broadcast_to(jnp.mean(scaled**2, axis=0), shape)
+        return PSGLDMemory(jnp.zeros((), jnp.int32), square)
 
     def propose(self, key, cloud, memory):
         key_noise, key_correction = jax.random.split(key)
         scaled = cloud.scores / self.num_rows
-        square = self.decay * memory.square + (1 - self.decay) * scaled**2
+        squares = self.average.squares(scaled)
+        square = self.decay * memory.square + (1 - self.decay) * squares
         root = jnp.sqrt(square)
         preconditioner = 1 / (self.regulariser + root)
 
         diagonals, products = self.correction.diagonals(key_correction, cloud)
         # s / sqrt(V) is bounded by 1 / sqrt(1 - alpha), and is 0 where both are 0.
         relative = scaled / jnp.where(root > 0, root, 1.0)
-        gamma = -(1 - self.decay) / self.num_rows * preconditioner**2 * relative * diagonals
+        newest = (1 - self.decay) * self.average.share(cloud.shape[0])
+        gamma = -newest / self.num_rows * preconditioner**2 * relative * diagonals
 
-        eta = jnp.asarray(self.schedule(memory.step), cloud.dtype)
+        eta = self.unit.of(cloud.particles) * jnp.asarray(self.schedule(memory.step), cloud.dtype)
         noise = jax.random.normal(key_noise, cloud.shape, cloud.dtype)
-        drift = eta * (preconditioner * cloud.scores + gamma)
+        pull = preconditioner * cloud.scores
+        if self.longest is not None:
+            pull = jnp.clip(pull, -self.longest * self.num_rows, self.longest * self.num_rows)
+        drift = eta * (pull + gamma)
         points = cloud.particles + drift + jnp.sqrt(2 * eta * preconditioner) * noise
         # A Hessian-vector product counts as two gradients.
         gradients = 2 * products * cloud.shape[0]
@@ -143,11 +227,11 @@ class PSGLD(AbstractSampler):
 
     def conclude(self, cloud, pending, arrived):
         memory, eta, gradients = pending
-        return True, memory, Info.of(cloud, eta, gradients=gradients)
+        return True, memory, Info.of(cloud, jnp.mean(eta), gradients=gradients)
 
 
 def psgld(
-    step_size: float | Schedule = 0.5,
+    step_size: float | Schedule | None = None,
     offset: float = 10.0,
     power: float = 0.55,
     decay: float = 0.99,
@@ -158,15 +242,32 @@ def psgld(
 ) -> PSGLD:
     """pSGLD with eta_t = step_size (offset + t)^-power, or with any schedule as ``step_size``.
 
+    With None the first step is half of the particles' spread in each coordinate, whatever that is
+    at the time, and squared scores are averaged over the particles. With a step size of your own,
+    every particle has its own average, as in the paper.
+
     Examples
     --------
     >>> import jax.numpy as jnp, numpy as np, parvi
     >>> scales = np.array([1.0, 0.1])
     >>> start = np.random.default_rng(1).normal(size=(500, 2))
     >>> log_density = lambda x: -0.5 * jnp.sum((x / scales) ** 2)
-    >>> result = parvi.sample(log_density, start, sampler=parvi.psgld(decay=0.999))
+    >>> result = parvi.sample(log_density, start, sampler=parvi.psgld())
     >>> bool(np.allclose(result.particles.std(axis=0), scales, rtol=0.2))
     True
     """
-    schedule = step_size if callable(step_size) else PolynomialDecay(step_size, offset, power)
-    return PSGLD(schedule, decay, regulariser, num_rows, correction, max_steps)
+    relative = step_size is None
+    # Scores that are divided by N make G that much larger.
+    size = FIRST / max(num_rows, 1) * offset**power if step_size is None else step_size
+    schedule = size if callable(size) else PolynomialDecay(size, offset, power)
+    return PSGLD(
+        schedule,
+        decay,
+        regulariser,
+        num_rows,
+        correction,
+        max_steps,
+        average=AllParticles() if relative else EachParticle(),
+        unit=Spread() if relative else One(),
+        longest=_LONGEST if relative else None,
+    )

@@ -20,6 +20,11 @@ _cached = functools.lru_cache(maxsize=128)
 _sgd, _adam, _adamw = _cached(optax.sgd), _cached(optax.adam), _cached(optax.adamw)
 
 
+# SGD is stable if its learning rate times the largest eigenvalue of H is below about 4 / |psi|^2 in
+# each of its directions, with |psi|^2 = 9 for 32 sigmoid units and a bias; this is a quarter of it.
+_STABLE = 0.1
+
+
 @_cached
 def _swish(width: int, depth: int):
     def make(key, dim):
@@ -45,10 +50,13 @@ def pfg_algorithm_1(
     The default metric is the mean Hessian, which costs O(d) Hessian-vector products per step. With
     ``Identity()``, which costs O(n d), ``step_size`` must stay below 2 / (largest curvature). For
     thousands of particles, give a ``batch_size``: each inner step then sees that many particles,
-    drawn afresh, instead of all.
+    drawn afresh, instead of all. If H is so steep that SGD would be unstable, the objective is
+    scaled down, which leaves its minimiser unchanged.
     """
     optimizer = _sgd(learning_rate, momentum=momentum)
-    solver = fields.GradientDescent(optimizer, num_inner_steps, warm_up, batch_size)
+    solver = fields.GradientDescent(
+        optimizer, num_inner_steps, warm_up, batch_size, unit=fields.Tamed(_STABLE / learning_rate)
+    )
     field = fields.PFG(functions.MLP(width), preconditioner, solver, base_shift=base_shift)
     return Flow(field, Constant(step_size), max_steps=max_steps)
 
@@ -123,10 +131,14 @@ def projected_svn(
     rank: int = 20,
     threshold: float = 1e-2,
     prior_mean: float | Float[Array, " d"] = 0.0,
-    prior_covariance: float | Float[Array, "..."] = 1.0,
+    prior_covariance: float | Float[Array, "..."] | None = None,
     max_steps: int = 200,
 ) -> Flow:
-    """Stein variational Newton in the directions that the data inform; start from the prior."""
+    """Stein variational Newton in the directions that the data inform; start from the prior.
+
+    It needs the prior N(prior_mean, prior_covariance), from which the particles start. Without one
+    it moves in all directions, and more than ``rank`` of them are refused.
+    """
     field = fields.ProjectedSVN(rank, threshold, prior_mean, prior_covariance)
     return Flow(field, TrustRegion(LineSearch()), max_steps=max_steps)
 

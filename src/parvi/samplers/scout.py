@@ -1,9 +1,9 @@
 """Scout: some of the first particles descend alone, to find modes that the cloud has left behind.
 
 A flow contracts on the way and may carry every particle into one mode of several that the start
-covered. Lone descents do not follow the others. Where one of them ends behind a valley, with a mass
-that counts (Laplace's), the target has more modes than the cloud, or the cloud is in the wrong
-place.
+covered. Lone descents do not follow the others. Half of them begin farther out than the start,
+as modes may lie around it. Where one of them ends behind a valley, at a peak with a mass that
+counts (Laplace's), the target has more modes than the cloud, or the cloud is in the wrong place.
 """
 
 import math
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.status import Status
 from parvi.stopping import Never
 
@@ -38,10 +38,17 @@ _LEAST = 5.0
 _MOST_MODES = 8
 # Step of the differences for the Hessian, in standard deviations of the cloud.
 _DIFFERENCE = 0.01
+# How much farther out than the start the second half of the scouts begins.
+_FARTHER = 4.0
+# Newton's steps towards the peak, and the longest of them in standard deviations of the cloud.
+_NUM_CLIMBS, _LONGEST = 8, 1.0
+# Twice the gain in nats that Newton's method still expects, below which a point is a peak. An
+# unbounded density, such as that in the neck of a funnel, has none.
+_PEAK = 1.0
 
 
 class Modes(NamedTuple):
-    """Places outside the cloud, and the logs of their masses over the cloud's.
+    """Peaks outside the cloud, and the logs of their masses over the cloud's.
 
     Places that do not count have a log mass of -inf.
     """
@@ -50,20 +57,31 @@ class Modes(NamedTuple):
     log_masses: Float[Array, " k"]
 
 
+class Sighted(NamedTuple):
+    """The scouts that ended behind a valley: the highest ones, far from each other.
+
+    ``real`` says which rows are scouts; the others fill up. ``home``: the end nearest to the cloud.
+    """
+
+    places: Float[Array, "k d"]
+    real: Bool[Array, " k"]
+    home: Float[Array, " d"]
+
+
 class Scouting(NamedTuple):
-    """The scouts, Adam's averages, and the modes once they have arrived."""
+    """The scouts, Adam's averages, and what they have sighted once they have arrived."""
 
     place: Place
     first: Float[Array, "m d"]
     second: Float[Array, "m d"]
     step: Int[Array, ""]
-    modes: Modes
+    sighted: Sighted
 
 
 class Scout(AbstractSampler):
     """Lone descents from the start, which leave the cloud as it is.
 
-    The stage ends as ``NOT_AT_REST`` if there are modes outside the cloud, else as ``CONVERGED``.
+    The stage ends as ``NOT_AT_REST`` if some end behind a valley, else as ``CONVERGED``.
 
     Parameters
     ----------
@@ -90,16 +108,16 @@ class Scout(AbstractSampler):
         return eqx.tree_at(lambda s: s.start, self, start, is_leaf=lambda leaf: leaf is None)
 
     def report(self, memory):
-        return memory.modes
+        return memory.sighted
 
     def init(self, key, cloud):
         if self.start is None:
             raise ValueError("Scout needs to know where the run began; it works inside a Sequence.")
-        place = Cloud.at(cloud.log_density, self.start).place
-        zeros = jnp.zeros_like(self.start)
-        none = jnp.full(_MOST_MODES, -jnp.inf, zeros.dtype)
-        modes = Modes(jnp.zeros((_MOST_MODES, zeros.shape[1]), zeros.dtype), none)
-        return Scouting(place, zeros, zeros, jnp.zeros((), jnp.int32), modes)
+        place = Cloud.at(cloud.log_density, _spread_out(cloud.log_density, self.start)).place
+        zeros = jnp.zeros_like(place.particles)
+        nowhere = jnp.zeros((_MOST_MODES, zeros.shape[1]), zeros.dtype)
+        sighted = Sighted(nowhere, jnp.zeros(_MOST_MODES, bool), nowhere[0])
+        return Scouting(place, zeros, zeros, jnp.zeros((), jnp.int32), sighted)
 
     def propose(self, key, cloud, memory):
         sds = jnp.std(cloud.particles, axis=0)
@@ -116,37 +134,107 @@ class Scout(AbstractSampler):
             lengths = (_LONG * widest) ** (1 - share) * (_SHORT * sds) ** share
             points = memory.place.particles + lengths * (first / (1 - _FIRST**past)) / roots
             there = Cloud.at(cloud.log_density, points).place
-            return Scouting(there, first, second, step, memory.modes)
+            return memory._replace(place=there, first=first, second=second, step=step)
 
         memory = jax.lax.fori_loop(0, _AT_ONCE, descended, memory)
-        modes = jax.lax.cond(
+        sighted = jax.lax.cond(
             memory.step >= self.num_steps,
-            lambda: _modes(cloud.some(), memory.place),
-            lambda: memory.modes,
+            lambda: _sighted(cloud.some(), memory.place),
+            lambda: memory.sighted,
         )
-        return cloud, memory._replace(modes=modes)
+        return cloud, memory._replace(sighted=sighted)
 
     def conclude(self, cloud, pending, arrived):
-        found = jnp.any(pending.modes.log_masses > -jnp.inf)
         done = pending.step >= self.num_steps
+        found = jnp.any(pending.sighted.real)
         status = jnp.where(found, Status.NOT_AT_REST, Status.CONVERGED)
         info = Info.of(
             cloud,
             jnp.full((), jnp.nan),
             status=jnp.where(done, status, Status.RUNNING),
-            gradients=_AT_ONCE * len(self.start),
+            gradients=_AT_ONCE * len(pending.first),
         )
         return jnp.zeros((), bool), pending, info
 
 
-def _modes(cloud, there: Place) -> Modes:
-    """The ends behind a valley and far from each other, with their masses over the cloud's."""
-    frame = DenseFrame.of(cloud.particles)
-    dim = cloud.shape[1]
-    z = frame.enter(there.particles)
+class Weigh(AbstractSampler):
+    """Climbs from what scouts have sighted to the peaks there, and weighs them.
+
+    The stage ends as ``NOT_AT_REST`` if a peak has a mass that counts, else as ``CONVERGED``.
+
+    Parameters
+    ----------
+    sighted
+        Where to climb from; the run tells it.
+    """
+
+    sighted: Any = None
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 1
+
+    @property
+    def compares_densities(self):
+        return True
+
+    def told(self, start, reports):
+        found = reported(reports, Sighted)
+        if found is None:
+            raise ValueError("Weigh needs a stage Scout before it in its Sequence.")
+        return Weigh(found, self.stopping_rule, self.max_steps)
+
+    def report(self, memory):
+        return memory
+
+    def init(self, key, cloud):
+        places = self.sighted.places
+        return Modes(places, jnp.full(len(places), -jnp.inf, places.dtype))
+
+    def propose(self, key, cloud, memory):
+        few = cloud.some()
+        frame = DenseFrame.of(few.particles)
+        # One after another: d points each. The last one is home.
+        points = jnp.concatenate([self.sighted.places, self.sighted.home[None]])
+        real = jnp.append(self.sighted.real, True)
+        climbs = jax.lax.map(
+            lambda args: jax.lax.cond(
+                args[1],
+                lambda point: _climbed(few, frame, point),
+                lambda point: _Climb.nowhere(point),
+                args[0],
+            ),
+            (points, real),
+        )
+        place = Place(frame.leave(climbs.z), None, climbs.log_density)
+        # Scouts that are still on their way along a bent ridge climb to the same peak.
+        behind = _depths(few.log_density, place, len(real) - 1) > _DEPTH
+        masses = climbs.log_density - 0.5 * climbs.log_curvature
+        masses = masses - jnp.mean(few.log_densities) - 0.5 * few.shape[1]
+        # A comparison with NaN is false, so what is not finite does not count.
+        counts = real & behind & (climbs.gain < _PEAK) & (masses > -_LEAST)
+        masses = jnp.where(counts, masses, -jnp.inf).astype(cloud.dtype)
+        return cloud, Modes(place.particles[:-1], masses[:-1])
+
+    def conclude(self, cloud, pending, arrived):
+        counts = jnp.any(pending.log_masses > -jnp.inf)
+        climbs = (1 + jnp.sum(self.sighted.real)) * (_NUM_CLIMBS + 1)
+        info = Info.of(
+            cloud,
+            jnp.full((), jnp.nan),
+            status=jnp.where(counts, Status.NOT_AT_REST, Status.CONVERGED),
+            gradients=climbs * (1 + cloud.shape[1]),
+        )
+        return jnp.zeros((), bool), pending, info
+
+
+def _sighted(cloud, there: Place) -> Sighted:
+    """The ends behind a valley, the highest first, and far from each other."""
+    z = DenseFrame.of(cloud.particles).enter(there.particles)
     sound = jnp.isfinite(there.log_densities) & jnp.all(jnp.isfinite(z), axis=1)
-    candidates = sound & (_valleys(cloud, there, z) > _DEPTH)
-    home = jnp.mean(cloud.log_densities) + 0.5 * dim
+    distances = jnp.nan_to_num(jnp.linalg.norm(z, axis=1), nan=jnp.inf)
+    home = jnp.argmin(distances)
+    # If no scout ended in the cloud, all of them are elsewhere.
+    outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
+    candidates = sound & ((_depths(cloud.log_density, there, home) > _DEPTH) | outside)
 
     def one(open_, _):
         """The highest end that is left, without those around it."""
@@ -155,44 +243,67 @@ def _modes(cloud, there: Place) -> Modes:
         return open_ & ~closed, (row, open_[row])
 
     _, (rows, real) = jax.lax.scan(one, candidates, length=_MOST_MODES)
-
-    def weighed(row):
-        gain = there.log_densities[row] - home - 0.5 * _log_curvature(cloud, frame, there, row)
-        return jnp.where(gain > -_LEAST, gain, -jnp.inf).astype(cloud.dtype)
-
-    # One after another: d points each.
-    masses = jax.lax.map(
-        lambda args: jax.lax.cond(
-            args[1], weighed, lambda _: jnp.full((), -jnp.inf, cloud.dtype), args[0]
-        ),
-        (rows, real),
-    )
-    return Modes(there.particles[rows], masses)
+    # With all of them elsewhere, the cloud stands for itself.
+    centre = jnp.where(outside, jnp.mean(cloud.particles, axis=0), there.particles[home])
+    return Sighted(there.particles[rows], real, centre)
 
 
-def _valleys(cloud, there: Place, z) -> Float[Array, " m"]:
-    """How deep the valley is between each scout and the one that came home, in nats.
+def _depths(log_density, there: Place, home) -> Float[Array, " m"]:
+    """How deep the valley is between each place and the one at row ``home``, in nats.
 
-    Where level sets are convex there is none, however far the scout is. If no scout ended in the
-    cloud, all of them are elsewhere.
+    Where level sets are convex there is none, however far the place is.
     """
-    distances = jnp.nan_to_num(jnp.linalg.norm(z, axis=1), nan=jnp.inf)
-    home = jnp.argmin(distances)
-    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=cloud.dtype)[1:-1, None, None]
-    between = (1 - shares) * there.particles + shares * there.particles[home]
-    values = jax.lax.map(jax.vmap(cloud.log_density), between)
-    lower = jnp.minimum(there.log_densities, there.log_densities[home])
-    depths = lower - jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
-    outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
-    return jnp.where(outside, jnp.inf, depths)
+    points, heights = there.particles, there.log_densities
+    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=points.dtype)[1:-1, None, None]
+    between = (1 - shares) * points + shares * points[home]
+    values = jax.lax.map(jax.vmap(log_density), between)
+    lowest = jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
+    return jnp.minimum(heights, heights[home]) - lowest
 
 
-def _log_curvature(cloud, frame, there: Place, row) -> Float[Array, ""]:
-    """log det of minus the Hessian in the cloud's frame, by differences of scores."""
-    dim = cloud.shape[1]
-    offsets = _DIFFERENCE * jnp.eye(dim, dtype=cloud.dtype)
-    scores = Cloud.at(cloud.log_density, there.particles[row] + frame.stretch(offsets)).scores
-    curvature = -frame.pull(scores - there.scores[row]) / _DIFFERENCE
-    values = jnp.linalg.eigvalsh((curvature + curvature.T) / 2)
-    # A direction that is flat there is taken to be ten times as wide as the cloud.
-    return jnp.sum(jnp.log(jnp.maximum(values, 0.01)))
+class _Climb(NamedTuple):
+    """A point in the cloud's frame, its log density, and what Newton's method expects there."""
+
+    z: Float[Array, " d"]
+    log_density: Float[Array, ""]
+    step: Float[Array, " d"]
+    gain: Float[Array, ""]
+    log_curvature: Float[Array, ""]
+
+    @classmethod
+    def nowhere(cls, point: Float[Array, " d"]) -> "_Climb":
+        """Of a row that is no scout."""
+        nan = jnp.full((), jnp.nan, point.dtype)
+        return cls(point, nan, point, nan, nan)
+
+
+def _climbed(cloud, frame, point) -> _Climb:
+    """The peak above a point, by Newton's method."""
+
+    def at(z):
+        """The curvature is that in the cloud's frame, by differences of scores."""
+        offsets = _DIFFERENCE * jnp.eye(cloud.shape[1], dtype=cloud.dtype)
+        around = jnp.concatenate([z[None], z + offsets])
+        place = Cloud.at(cloud.log_density, frame.leave(around)).place
+        pulls = frame.pull(place.scores)
+        curvature = (pulls[0] - pulls[1:]) / _DIFFERENCE
+        values, vectors = jnp.linalg.eigh((curvature + curvature.T) / 2)
+        # A direction that is flat there is taken to be ten times as wide as the cloud.
+        wide = jnp.maximum(jnp.abs(values), 0.01)
+        along = vectors.T @ pulls[0]
+        step = vectors @ (along / wide)
+        step = step * jnp.minimum(1.0, _LONGEST / jnp.maximum(jnp.linalg.norm(step), 1e-9))
+        gain, log_curvature = jnp.sum(along**2 / wide), jnp.sum(jnp.log(wide))
+        return _Climb(z, place.log_densities[0], step, gain, log_curvature)
+
+    first = at(frame.enter(point))
+    return jax.lax.fori_loop(0, _NUM_CLIMBS, lambda _, climb: at(climb.z + climb.step), first)
+
+
+def _spread_out(log_density, start: Float[Array, "m d"]) -> Float[Array, "k d"]:
+    """The start, and as many points farther out, where the density is finite there."""
+    centre = jnp.mean(start, axis=0)
+    farther = centre + _FARTHER * (start - centre)
+    place = Cloud.at(log_density, farther).place
+    sound = jnp.isfinite(place.log_densities) & jnp.all(jnp.isfinite(place.scores), axis=1)
+    return jnp.concatenate([start, jnp.where(sound[:, None], farther, start)])

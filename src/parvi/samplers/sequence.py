@@ -4,13 +4,13 @@ A stage is compiled, and takes memory, only if its condition holds.
 """
 
 import abc
+import math
 
 import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from parvi.cloud import Cloud, View
-from parvi.geometry.clumps import separated
 from parvi.geometry.frame import InFrame, own_frame
 from parvi.interface import AbstractSampler
 from parvi.samplers.bend import Bend
@@ -101,12 +101,13 @@ class Either(AbstractCondition):
 
 
 class Without(AbstractKnownCondition):
-    """The stage runs if the stage called ``name`` has not run."""
+    """The stage runs if ``After`` with the same arguments does not hold."""
 
     name: str
+    ended: Status | None = None
 
     def known(self, shape, done):
-        return self.name not in done
+        return not After(self.name, self.ended).known(shape, done)
 
 
 class FarFromGaussian(AbstractCondition):
@@ -124,12 +125,13 @@ class FarFromGaussian(AbstractCondition):
         return jnp.linalg.eigvalsh(fisher)[-1] > self.least
 
 
-class Clumped(AbstractCondition):
-    """The stage runs if the particles lie in separated clumps."""
+class Few(AbstractKnownCondition):
+    """The stage runs if the particles have at most ``most`` numbers in all."""
 
-    def holds(self, cloud):
-        seen = View(cloud.some(), InFrame(own_frame(cloud.particles)))
-        return separated(seen.particles, seen.scores)
+    most: int = 1 << 20
+
+    def known(self, shape, done):
+        return math.prod(shape) <= self.most
 
 
 class Stage(eqx.Module):
@@ -165,12 +167,18 @@ class Sequence(eqx.Module):
         Each runs until it is done, if its condition holds.
     max_steps
         The largest number of steps of all stages together.
+    for_batches
+        The sequence that runs instead on mini-batches, if there are too many rows to see all of
+        them, and too few particles (or a mesh) to work with subsets.
     """
 
     stages: tuple[Stage, ...]
     max_steps: int
+    for_batches: "Sequence | None"
 
-    def __init__(self, *stages: Stage, max_steps: int = 5000):
+    def __init__(
+        self, *stages: Stage, max_steps: int = 5000, for_batches: "Sequence | None" = None
+    ):
         names = [stage.name for stage in stages]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"A sequence needs stages with names of their own, got {names}.")
@@ -183,6 +191,7 @@ class Sequence(eqx.Module):
                 )
         self.stages = stages
         self.max_steps = max_steps
+        self.for_batches = for_batches
 
 
 def as_sequence(sampler: AbstractSampler | Sequence) -> Sequence:

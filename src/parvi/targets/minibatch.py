@@ -6,9 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from parvi.targets.flatten import Layout
+from parvi.targets.rows import RowSum, blocks_for, num_rows_of
 from parvi.targets.target import AbstractTarget, _Frozen
 
 
@@ -18,6 +19,21 @@ class MiniBatch(AbstractTarget):
     Rows are drawn with replacement, so a draw costs O(B) instead of O(N), and the log density and
     its gradient are unbiased. If ``batch_size`` is the number of rows, every step uses all of
     them and nothing is random.
+
+    Samplers that are made for mini-batches (``parvi.sgld()``, ``parvi.pfg_algorithm_1()``) take
+    them as they come. The default compares log densities of different steps, which a new batch at
+    every step would make meaningless, and takes ``batch_size`` as a wish:
+
+    - If all rows are cheap enough, or little more than a batch, it uses all of them, in blocks if
+      memory demands it. The limit is a count of operations and does not depend on the machine's
+      speed.
+    - If they are too dear and there are at least 1.5 particles a dimension, it draws a subset of
+      rows for a round. Their log density is corrected to second order by all rows, and later
+      rounds take more rows until the noise that is left is small (``parvi.run.rounds``).
+    - If they are too dear and there are fewer particles, as for a large network, it makes 500
+      falling steps of Algorithm 1 on mini-batches, and says that nothing was tested.
+
+    ``result.history["rows"]`` is the number of rows in each step.
 
     Parameters
     ----------
@@ -32,6 +48,9 @@ class MiniBatch(AbstractTarget):
         B, the number of rows in each step.
     like, constraints
         As in ``Target``.
+    num_blocks
+        Number of blocks in which all rows are summed. A run chooses it by the memory that they
+        would take.
     """
 
     log_prior: Callable
@@ -40,8 +59,18 @@ class MiniBatch(AbstractTarget):
     batch_size: int
     layout: Layout | None
     constraints: Any = eqx.field(static=True)
+    num_blocks: int
 
-    def __init__(self, log_prior, log_likelihood, data, batch_size, like=None, constraints=None):
+    def __init__(
+        self,
+        log_prior,
+        log_likelihood,
+        data,
+        batch_size,
+        like=None,
+        constraints=None,
+        num_blocks=1,
+    ):
         leaves = jax.tree_util.tree_leaves(data)
         lengths = sorted({leaf.shape[0] if getattr(leaf, "shape", ()) else 0 for leaf in leaves})
         if len(lengths) != 1 or lengths[0] == 0:
@@ -58,12 +87,14 @@ class MiniBatch(AbstractTarget):
         self.data = data
         self.batch_size = batch_size
         self.constraints = _Frozen(constraints)
-        self.layout = None if like is None else Layout.of(like, constraints)
+        known = like is None or isinstance(like, Layout)
+        self.layout = like if known else Layout.of(like, constraints)
+        self.num_blocks = num_blocks
 
     @property
     def num_rows(self) -> int:
         """N, the number of rows of data."""
-        return jax.tree_util.tree_leaves(self.data)[0].shape[0]
+        return num_rows_of(self.data)
 
     @property
     def is_fixed(self):
@@ -72,31 +103,55 @@ class MiniBatch(AbstractTarget):
     def at(self, key):
         if self.is_fixed:
             return self.full()
-        rows = jax.random.randint(key, (self.batch_size,), 0, self.num_rows)
-        batch = jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf)[rows], self.data)
-        return self._density(batch, self.num_rows / self.batch_size)
+        batch = self.drawn(key, self.batch_size)
+        likelihood = RowSum(self.log_likelihood, batch)
+        return self._flat(_Posterior(self.log_prior, likelihood, self.num_rows / self.batch_size))
 
     def full(self):
-        return self._density(self.data, 1.0)
+        return self._flat(_Posterior(self.log_prior, self.likelihood, 1.0))
+
+    @property
+    def likelihood(self) -> RowSum:
+        """The log likelihood of all rows, a function of one particle."""
+        return RowSum(self.log_likelihood, self.data, self.num_blocks)
+
+    def drawn(self, key: Key[Array, ""], num: int) -> PyTree[Array]:
+        """Some rows, drawn with replacement."""
+        rows = jax.random.randint(key, (num,), 0, self.num_rows)
+        return jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf)[rows], self.data)
 
     def laid_out(self, like):
-        parts = (self.log_prior, self.log_likelihood, self.data, self.batch_size)
-        return MiniBatch(*parts, like, self.constraints.value)
+        return self._changed(like=like)
+
+    def whole(self) -> "MiniBatch":
+        """The same target with all rows in every step."""
+        return self._changed(batch_size=self.num_rows)
+
+    def in_blocks(self, one: jax.ShapeDtypeStruct) -> "MiniBatch":
+        """The same target, with all rows in as many blocks as their memory demands."""
+        at_once = self._changed(num_blocks=1)
+        return self._changed(num_blocks=blocks_for(at_once.full(), self.num_rows, one))
 
     def with_data(self, data: PyTree[Array]) -> "MiniBatch":
         """The same target with its data replaced, as when the rows are spread over devices."""
         return eqx.tree_at(lambda t: t.data, self, data, is_leaf=lambda leaf: leaf is None)
 
-    def _density(self, batch, scale):
-        return self._flat(_BatchDensity(self.log_prior, self.log_likelihood, batch, scale))
+    def _changed(self, like=None, batch_size=None, num_blocks=None) -> "MiniBatch":
+        return MiniBatch(
+            self.log_prior,
+            self.log_likelihood,
+            self.data,
+            self.batch_size if batch_size is None else batch_size,
+            self.layout if like is None else like,
+            self.constraints.value,
+            self.num_blocks if num_blocks is None else num_blocks,
+        )
 
 
-class _BatchDensity(eqx.Module):
+class _Posterior(eqx.Module):
     log_prior: Callable
-    log_likelihood: Callable
-    batch: PyTree[Array]
+    likelihood: RowSum
     scale: float
 
     def __call__(self, particle):
-        likelihood = jnp.sum(self.log_likelihood(particle, self.batch))
-        return self.log_prior(particle) + self.scale * likelihood
+        return self.log_prior(particle) + self.scale * self.likelihood(particle)

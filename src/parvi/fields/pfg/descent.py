@@ -43,6 +43,24 @@ class LargestEigenvalue(AbstractUnit):
         return metric.largest_eigenvalue(like)
 
 
+class Tamed(AbstractUnit):
+    """What brings the largest eigenvalue of H down to ``largest``, or 1 if it is below.
+
+    A learning rate that is stable at ``largest`` is then stable for any number of rows of data,
+    and gentle targets see the objective unchanged.
+
+    Parameters
+    ----------
+    largest
+        The largest eigenvalue that is left unchanged.
+    """
+
+    largest: float = 100.0
+
+    def of(self, metric, like):
+        return jnp.maximum(metric.largest_eigenvalue(like) / self.largest, 1.0)
+
+
 class DescentMemory(NamedTuple):
     """Where gradient descent stopped, for a warm start."""
 

@@ -21,15 +21,26 @@ from parvi.fields.pfg.functions import RandomFeatures
 
 
 def stein_excess(
-    functions: RandomFeatures, frozen: PyTree[Array], cloud: AbstractCloud, ridge: float
+    functions: RandomFeatures,
+    frozen: PyTree[Array],
+    cloud: AbstractCloud,
+    ridge: float,
+    others: AbstractCloud | None = None,
 ) -> Float[Array, " d"]:
-    """The excess in every direction. O(n k (k + d)) time, O(n (k + d)) memory."""
+    """The excess in every direction. O(n k (k + d)) time, O(n (k + d)) memory.
+
+    With ``others``, G and the directions are theirs. Those of the particles themselves are fitted
+    to their noise: in 61 dimensions, 512 exact draws have an excess of 1.8 by their own.
+    """
 
     def sums(block, weights):
         fisher = block.scores.T @ (weights[:, None] * block.scores)
         return NormalEquations.share(functions, frozen, block, weights), fisher
 
     equations, fisher = cloud.mean(sums)
+    if others is not None:
+        theirs, fisher = others.mean(sums)
+        equations = equations._replace(gram=theirs.gram)
     return excess_of(functions, frozen, equations, fisher, cloud, ridge)
 
 
