@@ -100,6 +100,7 @@ that had other work at the same time, so they only tell orders of magnitude. NUT
 1000 + 1000; in brackets is its error with all draws. MEADS has 1000 steps of adaptation and 500
 more, ChEES 500 and 50 transitions, LAPS at most 500 and 500. Where NUTS with all its draws is as
 far off as the others (Brownian motion with unknown scales), the figures of the Gym are in doubt.
+The cells of the default are from before it gathered what transitions visit (decision 15).
 
 """
 _COLUMNS = (

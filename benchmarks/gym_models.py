@@ -41,7 +41,7 @@ def load(name: str) -> Problem:
         from inference_gym import using_jax as gym
     except ImportError as error:
         raise SystemExit(
-            "Inference Gym is missing: pip install 'parvi[bench]', or leave this benchmark out."
+            "Inference Gym is missing: pip install 'parvi[gym]', or leave this benchmark out."
         ) from error
     model = gym.targets.VectorModel(
         getattr(gym.targets, name)(), flatten_sample_transformations=True
