@@ -276,7 +276,10 @@ class Result:
         }
 
     def __repr__(self) -> str:
-        last = f", KL rate {self.history['kl_rate'][-1]:.2e}" if self.num_steps else ""
+        # Stages that only test have none.
+        rates = self.history.get("kl_rate", np.empty(0))
+        rates = rates[np.isfinite(rates)]
+        last = f", KL rate {rates[-1]:.2e}" if len(rates) else ""
         return (
             f"<parvi.Result: {self.num_particles} particles of {len(self.names)} numbers, "
             f"{self.status.name} after {self.num_steps} steps{last}, "
