@@ -22,6 +22,7 @@ from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reporte
 from parvi.samplers.flight import Flight, landed, launched
 from parvi.samplers.fly import paired_normal
 from parvi.samplers.keys import cheap
+from parvi.samplers.resampling import neighbours_in_order, systematic
 from parvi.samplers.scout import Modes
 from parvi.status import Status
 from parvi.stopping import Never
@@ -30,8 +31,6 @@ from parvi.stopping import Never
 _DRAW, _RESAMPLE, _FLY, _POOL = 0, 1, 2, 3
 # Bisections for the next temperature.
 _BISECTIONS = 40
-# Bits of every coordinate in the order in which particles are drawn anew.
-_BITS = 5
 # Log volume by which the broad Gaussian may be widened beyond the particles.
 _ROOM = 6.0
 # Standard error of a mean over the passes, in standard deviations, that is small enough.
@@ -203,9 +202,9 @@ class Temper(AbstractSampler):
         log_weights = _times(beta - memory.beta, gains)
         total = jax.scipy.special.logsumexp(log_weights)
         weights = jnp.exp(log_weights - total)
-        order = _order(memory.base.enter(cloud.particles))
+        order = neighbours_in_order(memory.base.enter(cloud.particles))
         num = cloud.shape[0]
-        rows = order[_systematic(key, weights[order], num)]
+        rows = order[systematic(key, weights[order], num)]
         memory = memory._replace(
             beta=beta,
             log_evidence=memory.log_evidence + total - math.log(num),
@@ -277,8 +276,8 @@ class Temper(AbstractSampler):
         every = memory.ends.reshape(-1, dim)
         log_weights = jnp.repeat(memory.log_evidences, num)
         weights = jax.nn.softmax(log_weights)
-        order = _order(memory.base.enter(every))
-        rows = order[_systematic(key, weights[order], num)]
+        order = neighbours_in_order(memory.base.enter(every))
+        rows = order[systematic(key, weights[order], num)]
         mean = jax.scipy.special.logsumexp(memory.log_evidences) - jnp.log(memory.passes)
         memory = memory._replace(log_evidence=mean.astype(every.dtype))
         return every[rows], _Pending(memory, jnp.full((), jnp.nan, every.dtype))
@@ -374,33 +373,6 @@ def _scaled(base: AbstractGaussianFrame, place: Place) -> AbstractGaussianFrame:
         return DiagonalFrame(base.mean, base.scale * scale)
     assert isinstance(base, DenseFrame)
     return DenseFrame(base.mean, base.factor * scale, base.inverse / scale[:, None])
-
-
-def _systematic(key, weights: Float[Array, " m"], num: int) -> Int[Array, " n"]:
-    """``num`` rows, each as often as ``num`` times its weight, up to one."""
-    steps = (jnp.arange(num) + jax.random.uniform(key, (), weights.dtype)) / num
-    rows = jnp.searchsorted(jnp.cumsum(weights), steps.astype(weights.dtype))
-    return jnp.minimum(rows, weights.shape[0] - 1)
-
-
-def _order(z: Float[Array, "n d"]) -> Int[Array, " n"]:
-    """An order in which neighbours follow each other: Morton's, along the widest directions.
-
-    Systematic draws along it keep the mass of every region.
-    """
-    centred = z - jnp.mean(z, axis=0)
-    along = centred @ _wide(centred)
-    ranks = jnp.argsort(jnp.argsort(along, axis=0), axis=0) * 2**_BITS // len(z)
-    code = jnp.zeros(len(z), jnp.int32)
-    for bit in range(_BITS - 1, -1, -1):
-        for axis in range(along.shape[1] - 1, -1, -1):
-            code = 2 * code + ((ranks[:, axis] >> bit) & 1)
-    return jnp.argsort(code)
-
-
-def _wide(centred: Float[Array, "n d"]) -> Float[Array, "d k"]:
-    """The three widest directions."""
-    return jnp.linalg.eigh(centred.T @ centred / len(centred))[1][:, -3:]
 
 
 def _is_wider(z: Float[Array, "n d"], width: float) -> Bool[Array, ""]:
