@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from parvi.evaluation import quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler, reported
 from parvi.results.result import Result, Settings, Timing
+from parvi.run.compile.ahead import Ahead
 from parvi.run.compile.programs import CAPACITY
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
 from parvi.run.interrupts import noted_interrupts
@@ -129,7 +131,10 @@ def sample(
         handed = [place]
         del place
         with noted_interrupts() as interrupts:
-            run = _begun(target, sampler, key_run, handed, sharding)
+            # A run with a limit of its own may not get as far as the next stage.
+            looks_ahead = num_steps is None and sharding is None
+            ahead = stack.enter_context(Ahead()) if looks_ahead else None
+            run = _begun(target, sampler, key_run, handed, sharding, ahead)
             interrupted = _driven(run, limit, bar, interrupts)
         interrupted |= interrupts.came
         seconds = time.perf_counter() - began
@@ -137,17 +142,17 @@ def sample(
         return _finish(run, settings, seconds, num_moved, interrupted, throw)
 
 
-@jax.jit
+@quickly
 def _three(key):
     """Split and unpack in one program; separately they are two."""
     return tuple(jax.random.split(key, 3))
 
 
-def _begun(target, sampler, key, handed, sharding) -> Run:
+def _begun(target, sampler, key, handed, sharding, ahead) -> Run:
     place = handed.pop()
     if sharding is not None:
         place = jax.tree_util.tree_map(lambda leaf: spread(leaf, sharding), place)
-    return Run(target, sampler, key, place, sharding)
+    return Run(target, sampler, key, place, sharding, ahead=ahead)
 
 
 def _driven(run: Run, limit: int, bar: Bar, interrupts) -> bool:

@@ -61,7 +61,7 @@ def collectives(sampler, target, mesh):
             for leaf in jax.tree_util.tree_leaves(run.carry):
                 # What stands beside every particle is on the particle's device, nowhere else.
                 assert leaf.shape[:1] != (NUM,) or not leaf.sharding.is_fully_replicated
-            texts.append(run._stepper.lowered(run.carry).compile().as_text())
+            texts.append(run._stepper.inspected(run.carry).compile().as_text())
         run.advance(1)
     text = "\n".join(texts)
     found = collections.defaultdict(list)

@@ -4,6 +4,7 @@ It is the only loop: ``sample``, the experiments and the benchmarks all call it.
 """
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -14,16 +15,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import Cloud, Place
+from parvi.counting import separated
 from parvi.evaluation import evaluate, quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
+from parvi.run.compile.ahead import Ahead, is_new
 from parvi.run.compile.policy import Plan
-from parvi.run.compile.programs import (
-    Context,
-    Record,
-    Stepper,
-    begin,
-)
+from parvi.run.compile.programs import Context, Record, Stepper, begin, lowered
 from parvi.run.initial import as_key, as_target
 from parvi.run.rounds import Rounds
 from parvi.run.rows import compares, with_rows
@@ -82,6 +80,7 @@ class Run:
         place: Place,
         sharding: NamedSharding | None = None,
         plan: Plan | None = None,
+        ahead: Ahead | None = None,
     ):
         num, dim = place.particles.shape
         noisy = isinstance(target, MiniBatch) and not target.is_fixed and compares(sampler)
@@ -95,6 +94,7 @@ class Run:
         self._is_staged = isinstance(sampler, Sequence)
         self._sharding = sharding
         self._plan = plan
+        self._ahead = ahead
         # Data in NumPy arrays would be copied at every call, so they are moved once.
         if sharding is None:
             self.target, self.key = jax.tree_util.tree_map(_on_device, (target, key))
@@ -255,6 +255,7 @@ class Run:
             stage = stages[number]
             if self._is_staged and stage.sampler.compares_densities and not self._is_comparable:
                 continue
+            self._wait_for(stage)
             wanted = stage.when.known(place.particles.shape, self._done)
             if wanted is None:
                 wanted = bool(_holds(stage.when, place, self._seen, self.key))
@@ -266,16 +267,14 @@ class Run:
             if any(stage.name in later.back_to for later in stages):
                 # This is a copy, because the arrays themselves may be donated.
                 self._kept[stage.name] = jax.tree_util.tree_map(jnp.copy, place)
-            sampler = stage.sampler.told(self._start, self.reports)
-            sampler = jax.tree_util.tree_map(_on_device, sampler)
-            if self._sharding is not None:
-                sampler = replicate(sampler, self._sharding.mesh)
-            place = self._read(place, held=not (self._is_large and sampler.asks_means_only))
-            context = Context(self.key, sampler, self._seen, self._sharding)
+            context = self._context(stage, self.reports)
+            means_only = context.sampler.asks_means_only
+            place = self._read(place, held=not (self._is_large and means_only))
             careful = self._is_large or self._sharding is not None
             self.carry = begin(context, number, place, first, careful)
             self._stepper = Stepper(context, self.carry, self._plan)
             self._compiles = True
+            self._look_ahead(place)
             self.compile_seconds += time.perf_counter() - before
             return
         if not self._done:
@@ -285,6 +284,42 @@ class Run:
                 "particles; give the first stage the condition Always()."
             )
         self._end(place, first, ended)
+
+    def _wait_for(self, stage: Stage) -> None:
+        if self._ahead is not None:
+            self._ahead.wait(stage.name)
+
+    def _look_ahead(self, place: Place) -> None:
+        """Have the programs compiled that will be needed if all stages come to rest."""
+        if self._ahead is None or self._done or self._is_large or self.rounds is not None:
+            return
+        static, shape = separated((self.sampler, self._seen))[0], place.particles.shape
+        if not is_new((static, shape, place.particles.dtype)):
+            return
+        done = {self.stage.name: Status.CONVERGED}
+        for stage in self.sampler.stages[self._number + 1 :]:
+            if stage.sampler.compares_densities and not self._is_comparable:
+                continue
+            wanted = stage.when.known(shape, done)
+            if wanted is None:
+                self._ahead.add(stage.name, self._lowered_condition, stage, place)
+            elif wanted:
+                self._ahead.add(stage.name, self._lowered, stage, place, dict(self.reports))
+                done[stage.name] = Status.CONVERGED
+
+    def _lowered_condition(self, stage: Stage, place: Place) -> Iterator[Any]:
+        yield _holds.lower(stage.when, place, self._seen, self.key)
+
+    def _lowered(self, stage: Stage, place: Place, reports: dict[str, Any]) -> Iterator[Any]:
+        context = self._context(stage, reports)
+        yield from lowered(context, place, self._plan)
+
+    def _context(self, stage: Stage, reports: dict[str, Any]) -> Context:
+        sampler = stage.sampler.told(self._start, reports)
+        sampler = jax.tree_util.tree_map(_on_device, sampler)
+        if self._sharding is not None:
+            sampler = replicate(sampler, self._sharding.mesh)
+        return Context(self.key, sampler, self._seen, self._sharding)
 
     def _is_futile(self, stage: Stage, place: Place) -> bool:
         """Whether the stage would test a log density that is known to be wrong."""
@@ -352,11 +387,16 @@ def _with_column(records: Record, name: str, column: Any) -> Record:
 
 def _rows_of(particles, rows, sharding):
     if sharding is None:
-        return particles[rows]
+        return _rows(particles, rows)
     everywhere = NamedSharding(sharding.mesh, PartitionSpec())
     found = jax.jit(lambda every: every[rows], out_shardings=everywhere)(particles)
     # Processes must not begin another program with collectives before this one is over.
     return jax.block_until_ready(found)
+
+
+@quickly
+def _rows(particles, rows):
+    return particles.at[rows].get(mode="promise_in_bounds")
 
 
 @quickly

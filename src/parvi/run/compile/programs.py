@@ -5,6 +5,7 @@ run is cut into chunks, it uses one program and gives the same bits.
 """
 
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -63,12 +64,16 @@ def begin(context: Context, number: int, place: Place, first: int, careful: bool
     """The carry before the first step of stage ``number``, which is step ``first`` of the run."""
     remember = _careful_start if careful else _quick_start
     # The particles do not pass through the program, which would copy them.
-    memory, rule, bound = remember(context, jnp.int32(number), place)
+    memory, rule, bound = remember(*separated(context), np.int32(number), place)
+    return _first_carry(first, place, memory, rule, bound)
+
+
+def _first_carry(first: int, place: Place, memory: Any, rule: Any, bound: Any) -> Carry:
     return Carry(jnp.int32(first), place, memory, rule, jnp.int32(Status.RUNNING), bound)
 
 
-def _start(context: Context, number: Int[Array, ""], place: Place):
-    key, sampler, target, sharding = context
+def _start(static: tuple, arrays: PyTree[Array], number: Int[Array, ""], place: Place):
+    key, sampler, target, sharding = together(static, arrays)
     # Steps are folded in by their number, so the start takes the last number.
     key_init, key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))
     cloud = Cloud.of(place, target.at(key_target))
@@ -83,8 +88,8 @@ def _start(context: Context, number: Int[Array, ""], place: Place):
     )
 
 
-_quick_start = quickly(_start)
-_careful_start = eqx.filter_jit(_start)
+_quick_start = jax.jit(_start, static_argnums=0, compiler_options=QUICK)
+_careful_start = jax.jit(_start, static_argnums=0)
 
 
 def _cloud_and_key(context: Context, carry: Carry) -> tuple[Cloud, Key[Array, ""]]:
@@ -116,6 +121,14 @@ def _judged(context: Context, carry: Carry, stepped: Stepped) -> tuple[Carry, Re
     return new, Record(info, stepped.moved)
 
 
+def lowered(context: Context, place: Place, plan: Plan | None = None) -> Iterator[Any]:
+    """A stage's programs for particles of this shape; once compiled, its run finds them ready."""
+    traced = _quick_start.trace(*separated(context), np.int32(0), place)
+    yield traced.lower()
+    carry = _first_carry(0, place, *traced.out_info)
+    yield from Stepper(context, carry, plan).lowered(carry)
+
+
 class Programs:
     """The compiled functions of a stage, each made when it is first needed."""
 
@@ -139,7 +152,7 @@ def _loop(traced, structure, carry, rest, until):
         found = jaxpr_as_fun(traced)(*leaves, *jax.tree_util.tree_leaves(rest))
         return jax.tree_util.tree_unflatten(structure, found)
 
-    shapes = jax.eval_shape(one, jax.tree_util.tree_leaves(carry))[1]
+    shapes = jax.tree_util.tree_unflatten(structure, traced.out_avals)[1]
     records = jax.tree_util.tree_map(lambda s: jnp.zeros((CAPACITY, *s.shape), s.dtype), shapes)
 
     def proceed(state):
@@ -198,7 +211,23 @@ class Stepper:
             program = self.programs.in_place if in_place else self.programs.careful
         return program(carry, self._arrays, np.int32(until))
 
-    def lowered(self, carry: Carry) -> Any:
+    def lowered(self, carry: Carry) -> Iterator[Any]:
+        """The programs of the first step; of the carry only the shapes are used."""
+        if self.plan.quick_steps > 0 and self.plan.apart:
+            carry = _filled(carry)
+            yield _propose.lower(self.context, carry)
+            points, pending = _filled(eqx.filter_eval_shape(_proposed, self.context, carry))
+            evaluated = not isinstance(points, Cloud)
+            if evaluated:
+                there = Cloud(points, points, points[:, 0], self.context.target.full())
+                yield _conclude.lower(self.context, carry, pending, there, evaluated)
+            else:
+                yield _conclude.lower(self.context, carry, pending, points, evaluated)
+            return
+        program = self.programs.quick if self.plan.quick_steps > 0 else self.programs.careful
+        yield program.lower(carry, self._arrays, np.int32(0))
+
+    def inspected(self, carry: Carry) -> Any:
         """The careful program before its compilation, for inspection."""
         return self.programs.careful.lower(carry, self._arrays, np.int32(0))
 
@@ -222,10 +251,22 @@ class Stepper:
         return carry, jax.tree_util.tree_map(lambda *column: np.stack(column), *records)
 
 
-@quickly
-def _propose(context, carry):
+def _filled(shapes: Any) -> Any:
+    """Zeros in place of shapes. Through NumPy, as JAX would compile a program for every shape."""
+
+    def zeros(leaf):
+        is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
+        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype)) if is_shape else leaf
+
+    return jax.tree_util.tree_map(zeros, shapes)
+
+
+def _proposed(context, carry):
     cloud, key = _cloud_and_key(context, carry)
     return context.sampler.propose(key, cloud, carry.memory)
+
+
+_propose = quickly(_proposed)
 
 
 @quickly
