@@ -24,6 +24,7 @@ from parvi.run.rows import with_rows
 from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
 from parvi.run.threads import single_blas_thread
+from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.explore import Explored
 from parvi.samplers.sequence import Sequence
@@ -194,6 +195,7 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
         timing=Timing(seconds, run.compile_seconds),
         num_moved=num_moved,
         passes=reported(run.reports, Passes),
+        balanced=reported(run.reports, Balanced),
     )
     if status == Status.NOT_AT_REST:
         warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)

@@ -11,25 +11,22 @@ dimensions by more than any valley is deep.)
 from typing import NamedTuple
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.spatial
-from jaxtyping import Array, Float, Int
+from jaxtyping import Float, Int
 
 from parvi.cloud import LogDensity
+from parvi.geometry.peaks import DEPTH, climbed, depths
+from parvi.samplers.balance import Balanced
 from parvi.samplers.temper import Passes
 
-# A valley that separates modes is deeper than this, in nats.
-_DEPTH = 2.0
-# Points on the way between two ends, and ways between two pieces.
-_NUM_POINTS, _NUM_WAYS = 14, 16
+# Ways between two pieces.
+_NUM_WAYS = 16
 # The largest number of pieces, and of particles that climb.
 _MOST_PIECES, _MOST = 64, 128
 # Share of a piece, the highest in density, among which ways are sought.
 _HIGH = 0.8
-# Steps of a climb (Adam's), and the first and last of them in the modes' own widths.
-_NUM_STEPS, _LONG, _SHORT = 120, 0.3, 0.01
 # Normal score up to which two modes count as equal in weight and in log density.
 _EQUAL = 3.0
 
@@ -38,9 +35,10 @@ class Modes(NamedTuple):
     """Separated modes, the heaviest first. Print them to read them in words.
 
     ``weights``: their shares of the particles. ``standard_errors``: of the weights, from the passes
-    of the tempered path; NaN if the run took none. ``labels``: the mode of every particle.
-    ``copies``: groups of modes that are equal in weight and in mean log density, and whose means
-    have changed places, as those of one mode under a change of labels have.
+    of the tempered path and from bridges inside the modes; NaN if the run took no path.
+    ``labels``: the mode of every particle. ``copies``: groups of modes that are equal in weight and
+    in mean log density, and whose means have changed places, as those of one mode under a change of
+    labels have.
     """
 
     weights: Float[np.ndarray, " k"]
@@ -70,6 +68,7 @@ def modes_of(
     log_densities: Float[np.ndarray, " n"],
     scores: Float[np.ndarray, "n d"],
     passes: Passes | None,
+    balanced: Balanced | None = None,
 ) -> Modes:
     """The modes of flat and unconstrained particles."""
     rows = np.unique(np.linspace(0, len(flat) - 1, min(len(flat), _MOST)).astype(int))
@@ -89,28 +88,16 @@ def modes_of(
     if passes is not None:
         nearest = [rank[pieces[tree.query(end * unit)[1]]] for end in np.asarray(passes.ends)]
         errors = _standard_errors(np.asarray(passes.log_evidences, float), nearest, len(weights))
+    if balanced is not None:
+        own = rank[pieces[tree.query(np.asarray(balanced.places) * unit)[1]]]
+        squares = np.asarray(balanced.standard_errors, float) ** 2
+        errors = np.sqrt(np.bincount(own, weights=squares, minlength=len(weights)))
     copies = _copies(weights, errors, labels, flat, log_densities)
     return Modes(weights, errors, labels, copies)
 
 
-@eqx.filter_jit
-def _climbed(log_density, points, unit) -> tuple[Float[Array, "m d"], Float[Array, " m"]]:
-    """Where the points end along their own gradients, and the log densities there."""
-    slope = jax.vmap(jax.value_and_grad(log_density))
-
-    def one(step, state):
-        points, first, second = state
-        slopes = jnp.nan_to_num(slope(points)[1])
-        first, second = 0.9 * first + 0.1 * slopes, 0.99 * second + 0.01 * slopes**2
-        past = step + 1.0
-        root = jnp.sqrt(second / (1 - 0.99**past)) + jnp.finfo(points.dtype).tiny
-        length = _LONG * (_SHORT / _LONG) ** (step / _NUM_STEPS) / unit
-        points = points + (length * first / (1 - 0.9**past) / root).astype(points.dtype)
-        return points, first, second
-
-    zeros = jnp.zeros_like(points)
-    points = jax.lax.fori_loop(0, _NUM_STEPS, one, (points, zeros, zeros))[0]
-    return points, slope(points)[0]
+_climbed = eqx.filter_jit(climbed)
+_depths = eqx.filter_jit(depths)
 
 
 def _pieces(log_density, points, heights) -> np.ndarray:
@@ -120,7 +107,7 @@ def _pieces(log_density, points, heights) -> np.ndarray:
     while left.any() and len(valleys) < _MOST_PIECES:
         peak = np.argmax(np.where(left, heights, -np.inf))
         valleys.append(_valleys(log_density, points, heights, np.full(len(points), peak)))
-        left &= valleys[-1] > _DEPTH
+        left &= valleys[-1] > DEPTH
         left[peak] = False
     return np.argmin(valleys, axis=0)
 
@@ -143,26 +130,15 @@ def _joined(log_density, points, heights, pieces, scaled) -> np.ndarray:
             ends = np.arange(len(points))
             ends[high[one][ways]] = high[other][nearest[ways]]
             depths = _valleys(log_density, points, heights, ends)[high[one][ways]]
-            if np.min(depths) <= _DEPTH:
+            if np.min(depths) <= DEPTH:
                 pieces[pieces == pieces[high[one][0]]] = pieces[high[other][0]]
     return pieces
 
 
 def _valleys(log_density, points, heights, ends) -> np.ndarray:
     """How deep the valley is between each point and another one."""
-    lowest = np.asarray(_lowest(log_density, jnp.asarray(points), jnp.asarray(points[ends])))
-    return np.minimum(heights, heights[ends]) - np.nan_to_num(lowest, nan=-np.inf)
-
-
-@eqx.filter_jit
-def _lowest(log_density, points, ends) -> Float[Array, " n"]:
-    """The smallest log density on the way from each point to its end."""
-    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=points.dtype)[1:-1]
-
-    def one(share):
-        return jax.vmap(log_density)((1 - share) * points + share * ends)
-
-    return jnp.min(jax.lax.map(one, shares), axis=0)
+    rows = map(jnp.asarray, (points, heights, points[ends], heights[ends]))
+    return np.asarray(_depths(log_density, *rows))
 
 
 def _standard_errors(log_evidences, labels: list[np.ndarray], num: int) -> np.ndarray:

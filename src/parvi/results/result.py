@@ -13,6 +13,7 @@ from jaxtyping import Float, PyTree
 from parvi.evaluation import evaluate
 from parvi.results import arviz, checks, modes, storage
 from parvi.run.threads import single_blas_thread
+from parvi.samplers.balance import Balanced
 from parvi.samplers.temper import Passes
 from parvi.status import Status
 from parvi.targets.precision import precision
@@ -77,6 +78,8 @@ class Result:
         ``init`` without a copy.
     passes
         Where the passes of a tempered path ended; None if the run took none, or was loaded.
+    balanced
+        The weights of modes by bridge sampling; None if the run took no path, or was loaded.
     """
 
     particles: PyTree[np.ndarray]
@@ -91,6 +94,7 @@ class Result:
     saved_log_density: Float[np.ndarray, " n"] | None = None
     settings: Settings | None = None
     passes: Passes | None = None
+    balanced: Balanced | None = None
 
     @classmethod
     def build(
@@ -103,6 +107,7 @@ class Result:
         timing: Timing,
         num_moved: int = 0,
         passes: Passes | None = None,
+        balanced: Balanced | None = None,
     ) -> "Result":
         """Build a result from the end of a run."""
         layout = target.layout
@@ -120,6 +125,7 @@ class Result:
             target=target,
             settings=settings,
             passes=passes,
+            balanced=balanced,
         )
 
     @functools.cached_property
@@ -207,7 +213,9 @@ class Result:
             target, flat, _ = self._flattened(target, "modes")
             density = target.full()
             values, scores = (np.asarray(found) for found in evaluate(density, flat))
-            return modes.modes_of(density, np.asarray(flat), values, scores, self.passes)
+            return modes.modes_of(
+                density, np.asarray(flat), values, scores, self.passes, self.balanced
+            )
 
     def _flattened(self, target, method: str) -> tuple[AbstractTarget, Any, list[str]]:
         """The target with all its data, the flat and unconstrained particles, and their names."""
@@ -247,7 +255,8 @@ class Result:
                 "This run took no tempered path, which is what tells the evidence: it met no "
                 "separated modes. Run parvi.samplers.temper.Temper() from its particles to get it."
             )
-        return float(self.history["log_evidence"][self._tempered][-1])
+        found = self.history["log_evidence"]
+        return float(found[np.isfinite(found)][-1])
 
     @property
     def _tempered(self) -> np.ndarray:

@@ -6,7 +6,8 @@
    **explore hills** makes Hamiltonian transitions there.
 2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
    to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
-   that covers all of them, with weights.
+   that covers all of them, with weights, and **balance** weighs every mode by itself. If that is
+   no more exact than independent draws, a longer path follows (**temper longer**).
 3. **bend** moves along random features, in rounds, until only the features' noise is left.
 4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
    **fly** makes Hamiltonian transitions.
@@ -25,6 +26,7 @@ from parvi.fields.pfg.closed_form import Irrotational
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear, Scaling
 from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
+from parvi.samplers.balance import Balance
 from parvi.samplers.bend import Bend
 from parvi.samplers.descend import Descend
 from parvi.samplers.explore import Explore, Verify
@@ -127,7 +129,10 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("explore hills", hills, when=parted),
         Stage("scout", Scout(), when=bends),
         Stage("weigh", Weigh(), when=After("scout", lost)),
-        Stage("temper", Temper(), when=After("weigh", lost)),
+        Stage("temper", Temper(most_passes=4), when=After("weigh", lost)),
+        Stage("balance", Balance(share=0.7), when=Both(tempered, Few())),
+        Stage("temper longer", Temper(num_passes=12), when=After("balance", lost)),
+        Stage("balance again", Balance(), when=After("temper longer")),
         Stage("bend", bend, when=hill),
         Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
         Stage("settle", settle, when=tempered, back_to=("settle",)),

@@ -16,12 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
+from parvi.geometry.peaks import DEPTH, adam, depths
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.status import Status
 from parvi.stopping import Never
 
-# Decay of Adam's averages.
-_FIRST, _SECOND = 0.9, 0.99
 # Steps of the scouts in one step of the run.
 _AT_ONCE = 20
 # The first step in standard deviations of the start, and the last in those of the cloud.
@@ -30,9 +29,6 @@ _LONG, _SHORT = 0.3, 0.05
 _APART = 3.0
 # Distance at which a scout is outside the cloud, in units of 1 + sqrt(d) of the same.
 _OUTSIDE = 2.0
-# Points on the way from a scout to another, and the depth of a valley between them, in nats.
-_NUM_POINTS = 16
-_DEPTH = 2.0
 # Log mass, less than the cloud's, that no longer counts.
 _LEAST = 5.0
 _MOST_MODES = 8
@@ -125,14 +121,12 @@ class Scout(AbstractSampler):
 
         def descended(_, memory):
             step = memory.step + 1
-            past = step.astype(cloud.dtype)
             scores = jnp.nan_to_num(memory.place.scores)
-            first = _FIRST * memory.first + (1 - _FIRST) * scores
-            second = _SECOND * memory.second + (1 - _SECOND) * scores**2
-            roots = jnp.sqrt(second / (1 - _SECOND**past)) + jnp.finfo(cloud.dtype).tiny
+            past = step.astype(cloud.dtype)
+            first, second, direction = adam(memory.first, memory.second, scores, past)
             share = (memory.step / self.num_steps).astype(cloud.dtype)
             lengths = (_LONG * widest) ** (1 - share) * (_SHORT * sds) ** share
-            points = memory.place.particles + lengths * (first / (1 - _FIRST**past)) / roots
+            points = memory.place.particles + lengths * direction
             there = Cloud.at(cloud.log_density, points).place
             return memory._replace(place=there, first=first, second=second, step=step)
 
@@ -206,7 +200,7 @@ class Weigh(AbstractSampler):
         )
         place = Place(frame.leave(climbs.z), None, climbs.log_density)
         # Scouts that are still on their way along a bent ridge climb to the same peak.
-        behind = _depths(few.log_density, place, len(real) - 1) > _DEPTH
+        behind = _depths_from(few.log_density, place, -1) > DEPTH
         masses = climbs.log_density - 0.5 * climbs.log_curvature
         masses = masses - jnp.mean(few.log_densities) - 0.5 * few.shape[1]
         # A comparison with NaN is false, so what is not finite does not count.
@@ -234,7 +228,7 @@ def _sighted(cloud, there: Place) -> Sighted:
     home = jnp.argmin(distances)
     # If no scout ended in the cloud, all of them are elsewhere.
     outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
-    candidates = sound & ((_depths(cloud.log_density, there, home) > _DEPTH) | outside)
+    candidates = sound & ((_depths_from(cloud.log_density, there, home) > DEPTH) | outside)
 
     def one(open_, _):
         """The highest end that is left, without those around it."""
@@ -248,17 +242,10 @@ def _sighted(cloud, there: Place) -> Sighted:
     return Sighted(there.particles[rows], real, centre)
 
 
-def _depths(log_density, there: Place, home) -> Float[Array, " m"]:
-    """How deep the valley is between each place and the one at row ``home``, in nats.
-
-    Where level sets are convex there is none, however far the place is.
-    """
+def _depths_from(log_density, there: Place, home) -> Float[Array, " m"]:
+    """How deep the valley is between each place and the one at row ``home``."""
     points, heights = there.particles, there.log_densities
-    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=points.dtype)[1:-1, None, None]
-    between = (1 - shares) * points + shares * points[home]
-    values = jax.lax.map(jax.vmap(log_density), between)
-    lowest = jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
-    return jnp.minimum(heights, heights[home]) - lowest
+    return depths(log_density, points, heights, points[home], heights[home])
 
 
 class _Climb(NamedTuple):
