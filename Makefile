@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Tests are many small programs, and compiling is most of their time: less than half as long so.
-TEST_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+TEST_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+  --xla_cpu_parallel_codegen_split_count=1
 
 .PHONY: demo test test-slow lint types pytest bench clean
 

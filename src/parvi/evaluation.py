@@ -28,6 +28,8 @@ FEWEST = 64
 QUICK: dict[str, str | bool] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": "0",
+    # One piece: the threads that would share in it have programs of other stages to compile.
+    "xla_cpu_parallel_codegen_split_count": "1",
 }
 # Maximum of numbers that a quickly compiled program computes at a time: 50 ms at 2.5 ns each.
 LIGHT = 20_000_000

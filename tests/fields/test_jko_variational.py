@@ -62,6 +62,7 @@ def test_one_step_between_gaussians(step_size):
     np.testing.assert_allclose(moved.std(axis=0), expected_sd, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_agrees_with_convex_networks_where_nothing_is_gaussian():
     def log_density(x):
         return -0.5 * x[0] ** 2 - 2 * (x[1] - x[0] ** 2) ** 2

@@ -17,8 +17,14 @@ from parvi import evaluation
 from parvi.models.logistic import logistic_regression
 from parvi.run import run as runs
 from parvi.run.sharding import particle_sharding
+from parvi.samplers.bend import Bend
+from parvi.samplers.default import affine
 
 NUM, DIM, ROWS = 512, 6, 96
+# The stages that move the particles, without those that only look.
+MOVES = parvi.Sequence(
+    parvi.Stage("affine", affine(share=0.1, patience=2)), parvi.Stage("bend", Bend(patience=30))
+)
 SAMPLERS = {
     "default": (parvi.pfg(), 40),
     "default_diagonal": (parvi.pfg(num_features=0), 20),
@@ -106,11 +112,11 @@ def devices(path):
     jax.clear_caches()
     evaluation._CPU_BYTES = NUM // 4 * ROWS * 4
     assert evaluation.num_blocks(NUM, ROWS, 4) == 4
-    results |= one("blocks", parvi.pfg(), 40, target, mesh)
+    results |= one("blocks", MOVES, 40, target, mesh)
     # The same sampler, as if this were very many particles.
     jax.clear_caches()
     parvi.cloud.BLOCK, runs._LARGE = 128, 1
-    results |= one("unread", parvi.pfg(), 30, target, mesh)
+    results |= one("unread", MOVES, 30, target, mesh)
     np.savez(path, **results)
 
 

@@ -265,7 +265,12 @@ def kidscore_interaction(data):
             {"target_acceptance": 0.95},
         ),
         # Correlations of 0.99 and standard deviations from 0.1 to 14, from a start of scale 1.
-        ("kidiq-kidscore_interaction", kidscore_interaction, {"num_warmup": 1000}),
+        pytest.param(
+            "kidiq-kidscore_interaction",
+            kidscore_interaction,
+            {"num_warmup": 1000},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_reference_draws(name, model, settings):

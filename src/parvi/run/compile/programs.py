@@ -8,7 +8,6 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,14 +214,13 @@ class Stepper:
         """The programs of the first step; of the carry only the shapes are used."""
         if self.plan.quick_steps > 0 and self.plan.apart:
             carry = _filled(carry)
-            yield _propose.lower(self.context, carry)
-            points, pending = _filled(eqx.filter_eval_shape(_proposed, self.context, carry))
+            propose = _propose.lower(self.context, carry)
+            yield propose
+            points, pending = _filled(propose.postprocess(propose.lowered.out_info))
             evaluated = not isinstance(points, Cloud)
             if evaluated:
-                there = Cloud(points, points, points[:, 0], self.context.target.full())
-                yield _conclude.lower(self.context, carry, pending, there, evaluated)
-            else:
-                yield _conclude.lower(self.context, carry, pending, points, evaluated)
+                points = Cloud(points, points, points[:, 0], self.context.target.full())
+            yield _conclude.lower(self.context, carry, pending, points, evaluated)
             return
         program = self.programs.quick if self.plan.quick_steps > 0 else self.programs.careful
         yield program.lower(carry, self._arrays, np.int32(0))
@@ -261,12 +259,10 @@ def _filled(shapes: Any) -> Any:
     return jax.tree_util.tree_map(zeros, shapes)
 
 
-def _proposed(context, carry):
+@quickly
+def _propose(context, carry):
     cloud, key = _cloud_and_key(context, carry)
     return context.sampler.propose(key, cloud, carry.memory)
-
-
-_propose = quickly(_proposed)
 
 
 @quickly

@@ -1,0 +1,61 @@
+"""Programs that are compiled ahead: the same particles, sooner, and nothing left running."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+from parvi.run.compile import ahead
+from parvi.run.compile.ahead import Ahead, is_new
+
+
+def start():
+    return np.random.default_rng(0).normal(size=(96, 2)).astype(np.float32)
+
+
+def test_the_same_bits_with_and_without(monkeypatch):
+    def log_density(x):
+        return -0.5 * jnp.sum((x - 1) ** 2) - 0.1 * jnp.sum(x**4)
+
+    asked = []
+    add = Ahead.add
+    monkeypatch.setattr(Ahead, "add", lambda self, *args: (asked.append(args[0]), add(self, *args)))
+    with_threads = parvi.sample(log_density, start())
+    assert asked == ["scout", "bend", "fly", "verify"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("parvi-")]
+
+    # A second run finds everything ready.
+    again = parvi.sample(log_density, start())
+    assert len(asked) == 4
+
+    jax.clear_caches()
+    ahead._compiled.clear()
+    monkeypatch.setattr(Ahead, "add", lambda self, *args: None)
+    without = parvi.sample(log_density, start())
+    for other in (again, without):
+        np.testing.assert_array_equal(with_threads.particles, other.particles)
+        assert with_threads.history["stage"].tolist() == other.history["stage"].tolist()
+
+
+def test_a_run_with_a_limit_does_not_look_ahead(monkeypatch):
+    monkeypatch.setattr(Ahead, "add", lambda self, *args: pytest.fail("asked"))
+    parvi.sample(lambda x: -0.5 * jnp.sum(x**2), start(), num_steps=2)
+
+
+def test_what_fails_there_is_left_to_the_run():
+    def broken(*args):
+        raise RuntimeError("not here")
+        yield
+
+    with Ahead() as threads:
+        threads.add("stage", broken)
+        threads.wait("stage")
+        threads.wait("another")
+
+
+def test_asked_once():
+    assert is_new(("something", 1))
+    assert not is_new(("something", 1))
