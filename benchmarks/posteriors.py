@@ -1,7 +1,8 @@
 """The default beside NUTS, pathfinder, mean-field VI and SVGD, on posteriors whose truth is known.
 
 ``python -m benchmarks posteriors`` runs every cell (target, method, seed) that is not yet in
-``results/posteriors/`` and prints the table; name targets to run only those:
+``results/posteriors/``, prints the table and writes ``docs/benchmarks/posteriors.md``; name targets
+to run only those:
 ``python -m benchmarks posteriors banana funnel``. All methods start from N(0, I) on the
 unconstrained scale, in float64; seconds include compilation, of a log density that JAX has never
 seen. Errors are measured on the columns of the reference draws, standardised by them.
@@ -28,7 +29,8 @@ from benchmarks.rivals import Outcome
 from parvi.results.metrics import energy_distance, mean_distance
 from parvi.targets import zoo
 
-STORE = pathlib.Path(__file__).parents[1] / "results" / "posteriors"
+ROOT = pathlib.Path(__file__).parents[1]
+STORE, PAGE = ROOT / "results" / "posteriors", ROOT / "docs" / "benchmarks" / "posteriors.md"
 NUM_PARTICLES = 512
 NUM_REFERENCE = 10_000
 SEEDS = (0, 1, 2)
@@ -193,6 +195,8 @@ def main(console: Console, names: Sequence[str] = ()) -> None:
     for name, method, seed in track(work, "posteriors", console=console):
         _path(name, method, seed).write_text(json.dumps(cell(name, method, seed), indent=1))
     console.print(table(names))
+    PAGE.write_text(page())
+    console.print(f"Page: {PAGE.relative_to(ROOT)}")
 
 
 def _available(console, names) -> list[str]:
@@ -254,6 +258,53 @@ def table(names: list[str]) -> Table:
                 "; ".join(said),
             )
     return out
+
+
+def page() -> str:
+    """The default, seed by seed, and what peers' particles are worth beside it."""
+    lines = [
+        "# Posteriors and exact targets",
+        "",
+        "Made by `python -m benchmarks posteriors` from the cells in `results/posteriors/`:",
+        f"{NUM_PARTICLES} particles from N(0, I), float64, no setting, seeds 0 to {SEEDS[-1]} of",
+        "the default and seed 0 of the peers. *Worth*: that of a particle in independent draws, by",
+        "the energy distance to reference draws. Gradients are a particle's; seconds include",
+        "compilation (medians). *Check*: runs that ended CONVERGED with a clean `result.check()`.",
+        "Mixtures have equal weights here; [unequal ones](modes.md) have a page of their own.",
+        "",
+        "| target | worth | gradients | seconds | check | worth of NUTS, thinned | all its draws | "
+        "pathfinder | mean field | SVGD |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in PROBLEMS:
+        rows = [_read(name, "pfg", seed) for seed in SEEDS]
+        rows = [row for row in rows if row]
+        if not rows:
+            continue
+        worths = sorted(row["worth"] for row in rows)
+        gradients = np.median([row["gradients"] / row["particles"] for row in rows])
+        seconds = np.median([row["seconds"] for row in rows])
+        clean = sum(row["status"] == "CONVERGED" and row["ok"] for row in rows)
+        peers = [
+            _worth(name, "nuts", "worth"),
+            _worth(name, "nuts", "worth_all"),
+            *(_worth(name, method, "worth") for method in ("pathfinder", "mean_field", "svgd")),
+        ]
+        lines.append(
+            f"| {name} | {worths[0]:.1f} to {worths[-1]:.1f} | {gradients:.0f} | {seconds:.1f} | "
+            f"{clean} of {len(rows)} | {' | '.join(peers)} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _read(name: str, method: str, seed: int) -> dict:
+    path = _path(name, method, seed)
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _worth(name: str, method: str, key: str) -> str:
+    row = _read(name, method, PEER_SEEDS[0])
+    return f"{row[key]:.2f}" if key in row else "-"
 
 
 _NUMBERS = ("worth", "mean_error", "sd_low", "sd_high", "seconds")
