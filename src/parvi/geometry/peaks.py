@@ -9,9 +9,9 @@ from parvi.cloud import LogDensity
 # A valley that separates modes is deeper than this, in nats.
 DEPTH = 2.0
 # Points on the way from one place to another.
-_NUM_POINTS = 16
+NUM_POINTS = 16
 # Steps of a climb, and the first and last of them in the modes' own widths.
-_NUM_STEPS, _LONG, _SHORT = 120, 0.3, 0.01
+NUM_STEPS, _LONG, _SHORT = 120, 0.3, 0.01
 # Decays of Adam's averages.
 FIRST, SECOND = 0.9, 0.99
 
@@ -28,12 +28,12 @@ def climbed(
     def one(step, state):
         points, first, second = state
         slopes = jnp.nan_to_num(slope(points)[1])
-        length = _LONG * (_SHORT / _LONG) ** (step / _NUM_STEPS) / unit
+        length = _LONG * (_SHORT / _LONG) ** (step / NUM_STEPS) / unit
         first, second, direction = adam(first, second, slopes, step + 1.0)
         return points + (length * direction).astype(points.dtype), first, second
 
     zeros = jnp.zeros_like(points)
-    points = jax.lax.fori_loop(0, _NUM_STEPS, one, (points, zeros, zeros))[0]
+    points = jax.lax.fori_loop(0, NUM_STEPS, one, (points, zeros, zeros))[0]
     return points, slope(points)[0]
 
 
@@ -56,7 +56,7 @@ def depths(
 
     Where level sets are convex there is none, however far the end is.
     """
-    shares = jnp.linspace(0, 1, _NUM_POINTS + 2, dtype=points.dtype)[1:-1]
+    shares = jnp.linspace(0, 1, NUM_POINTS + 2, dtype=points.dtype)[1:-1]
     values = jax.lax.map(
         lambda share: jax.vmap(log_density)((1 - share) * points + share * ends), shares
     )

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, LogDensity
-from parvi.geometry.peaks import DEPTH, climbed, depths
+from parvi.geometry.peaks import DEPTH, NUM_POINTS, NUM_STEPS, climbed, depths
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.samplers.fly import paired_normal
 from parvi.samplers.keys import cheap
@@ -146,7 +146,7 @@ class Balance(AbstractSampler):
     def conclude(self, cloud, pending, arrived):
         modes, dim = jnp.sum(pending.weights > 0), cloud.shape[1]
         made = jnp.sum(jnp.isfinite(self.passes.log_evidences))
-        asked = modes * (2 * self.num_draws + dim + 1 + 16 * self.num_climbs)
+        asked = modes * (2 * self.num_draws + dim + 1 + NUM_POINTS * self.num_climbs)
         of_draws = jnp.sqrt(pending.weights * (1 - pending.weights) / cloud.shape[0])
         # Nothing is larger than NaN, which rows without a mode have.
         exact = ~jnp.any(pending.standard_errors > self.share * of_draws)
@@ -154,7 +154,7 @@ class Balance(AbstractSampler):
             cloud,
             jnp.full((), jnp.nan),
             status=jnp.where(exact, Status.CONVERGED, Status.NOT_AT_REST),
-            gradients=asked + 121 * self.num_climbs + made * cloud.shape[0],
+            gradients=asked + (NUM_STEPS + 1) * self.num_climbs + made * cloud.shape[0],
             extra={"log_evidence": pending.log_evidence},
         )
         return jnp.ones(cloud.shape[0], bool), pending, info
