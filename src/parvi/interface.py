@@ -171,6 +171,14 @@ def reported(reports: dict[str, Any], kind: type) -> Any:
     return next((r for r in reversed(reports.values()) if isinstance(r, kind)), None)
 
 
+def required(reports: dict[str, Any], kind: type, stage: str, before: str) -> Any:
+    """The last report of this kind, which a stage ``before`` this one makes."""
+    found = reported(reports, kind)
+    if found is None:
+        raise ValueError(f"{stage} needs a stage {before} before it in its Sequence.")
+    return found
+
+
 class AbstractStoppingRule(eqx.Module):
     """Decides from each step's ``Info`` whether a run is done. Its memory is part of the carry."""
 

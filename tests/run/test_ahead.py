@@ -5,7 +5,6 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import parvi
 from parvi.run.compile import ahead
@@ -41,19 +40,28 @@ def test_the_same_bits_with_and_without(monkeypatch):
 
 
 def test_a_run_with_a_limit_does_not_look_ahead(monkeypatch):
-    monkeypatch.setattr(Ahead, "add", lambda self, *args: pytest.fail("asked"))
-    parvi.sample(lambda x: -0.5 * jnp.sum(x**2), start(), num_steps=2)
+    asked = []
+    monkeypatch.setattr(Ahead, "add", lambda self, *args: asked.append(args[0]))
+    result = parvi.sample(lambda x: -0.5 * jnp.sum(x**2), start(), num_steps=2)
+    assert result.num_steps == 2
+    assert asked == []
 
 
 def test_what_fails_there_is_left_to_the_run():
-    def broken(*args):
+    begun = []
+
+    def broken(name):
+        begun.append(name)
         raise RuntimeError("not here")
         yield
 
     with Ahead() as threads:
-        threads.add("stage", broken)
+        threads.add("stage", broken, "bend")
         threads.wait("stage")
-        threads.wait("another")
+        # The thread goes on with what comes next.
+        threads.add("next", broken, "verify")
+        threads.wait("next")
+    assert begun == ["bend", "verify"]
 
 
 def test_asked_once():

@@ -18,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, LogDensity
 from parvi.geometry.peaks import DEPTH, NUM_POINTS, NUM_STEPS, climbed, depths
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, required
 from parvi.samplers.fly import paired_normal
 from parvi.samplers.keys import cheap
 from parvi.samplers.resampling import neighbours_in_order, systematic
@@ -116,9 +116,7 @@ class Balance(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = reported(reports, Passes)
-        if found is None:
-            raise ValueError("Balance needs a stage Temper before it in its Sequence.")
+        found = required(reports, Passes, "Balance", "Temper")
         return eqx.tree_at(lambda s: s.passes, self, found, is_leaf=lambda leaf: leaf is None)
 
     def report(self, memory):
@@ -219,7 +217,7 @@ class Balance(AbstractSampler):
             def log_normal(standard, constant=constant):
                 return -0.5 * jnp.sum(standard**2 + math.log(2 * math.pi), axis=1) - constant
 
-            there = jax.vmap(log_density)(draws) - log_normal(normals)
+            there = Cloud.at(log_density, draws).log_densities - log_normal(normals)
             there = jnp.where(regions.of(draws) == number, there, -jnp.inf)
             here = sample.log_densities - log_normal((z - mean) / sds)
             masses.append(_bridge(here, sample.weights * (own & ~part), there))
@@ -291,7 +289,8 @@ def _pooled(log_density, passes: Passes, regions: _Regions) -> _Sample:
     values = jax.lax.map(
         lambda args: jax.lax.cond(
             args[1],
-            lambda: jax.vmap(log_density)(args[0]).astype(args[0].dtype),
+            # In blocks, as all particles with all rows of data may not fit.
+            lambda: Cloud.at(log_density, args[0]).log_densities,
             lambda: jnp.zeros(num, passes.ends.dtype),
         ),
         (passes.ends, made),

@@ -6,8 +6,9 @@
    **explore hills** makes Hamiltonian transitions there.
 2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
    to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
-   that covers all of them, with weights, and **balance** weighs every mode by itself. If that is
-   no more exact than independent draws, a longer path follows (**temper longer**).
+   that covers all of them, with weights, and **balance** weighs every mode by itself. If the
+   weights are not clearly more exact than those of independent draws, a longer path follows
+   (**temper longer**, **balance again**).
 3. **bend** moves along random features, in rounds, until only the features' noise is left.
 4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
    **fly** makes Hamiltonian transitions.

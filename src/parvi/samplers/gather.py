@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from parvi.cloud import chosen
 from parvi.geometry.drift import BOUND, Axes, Moments, added, compared, scaled, tails_beyond
 from parvi.geometry.frame import AbstractGaussianFrame
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported, required
 from parvi.samplers.explore import Explored
 from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
@@ -167,9 +167,7 @@ class Compare(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = reported(reports, Gathered)
-        if found is None:
-            raise ValueError("Compare needs a stage Gather before it in its Sequence.")
+        found = required(reports, Gathered, "Compare", "Gather")
         return Compare(found, self.stopping_rule, self.max_steps)
 
     def init(self, key, cloud):

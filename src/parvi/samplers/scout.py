@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
 from parvi.geometry.peaks import DEPTH, adam, depths
-from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, required
 from parvi.status import Status
 from parvi.stopping import Never
 
@@ -171,9 +171,7 @@ class Weigh(AbstractSampler):
         return True
 
     def told(self, start, reports):
-        found = reported(reports, Sighted)
-        if found is None:
-            raise ValueError("Weigh needs a stage Scout before it in its Sequence.")
+        found = required(reports, Sighted, "Weigh", "Scout")
         return Weigh(found, self.stopping_rule, self.max_steps)
 
     def report(self, memory):

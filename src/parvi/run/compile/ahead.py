@@ -1,4 +1,4 @@
-"""Compiles the programs of later stages on a second thread, while the first stages run.
+"""Compiles the programs of later stages on two further threads, while the first stages run.
 
 Tracing holds Python's lock, but the compiler does not, so that one stage is traced while another
 is compiled. The programs are the same as without, and so are the bits.
