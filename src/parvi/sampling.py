@@ -27,8 +27,8 @@ from parvi.run.threads import single_blas_thread
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.explore import Explored
+from parvi.samplers.path import Passes
 from parvi.samplers.sequence import Sequence
-from parvi.samplers.temper import Passes
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget

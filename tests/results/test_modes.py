@@ -7,7 +7,7 @@ import pytest
 
 import parvi
 from parvi.results.modes import modes_of
-from parvi.samplers.temper import Passes
+from parvi.samplers.path import Passes
 from parvi.targets import zoo
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import parvi
-from parvi.samplers.balance import Balance, Balanced, _averaged, _bridge, _Mass
+from parvi.geometry.bridge import Mass, bridge
+from parvi.samplers.balance import Balance, Balanced, _averaged
 from parvi.samplers.temper import Temper
 
 NUM = 512
@@ -61,7 +62,7 @@ def test_a_bridge_between_normals_is_exact():
 
     own, draws = rng.normal(size=4000), 0.5 + 1.3 * rng.normal(size=4000)
     weights = np.full(4000, 1 / 4000)
-    found = _bridge(*map(jnp.asarray, (log_ratio(own), weights, log_ratio(draws))))
+    found = bridge(*map(jnp.asarray, (log_ratio(own), weights, log_ratio(draws))))
     error = float(found.log_mass) - 0.5 * np.log(2 * np.pi)
     assert 0.001 < float(found.variance) ** 0.5 < 0.02
     assert abs(error) < 4 * float(found.variance) ** 0.5
@@ -70,7 +71,7 @@ def test_a_bridge_between_normals_is_exact():
 @pytest.mark.parametrize("wrong", [np.nan, 3.0])
 def test_bridges_that_contradict_the_path_are_not_believed(wrong):
     shares, errors = jnp.asarray([0.3, 0.7]), jnp.asarray([0.02, 0.02])
-    masses = _Mass(jnp.asarray([wrong, 0.0]), jnp.asarray([1e-6, 1e-6]))
+    masses = Mass(jnp.asarray([wrong, 0.0]), jnp.asarray([1e-6, 1e-6]))
     weights, kept, evidence = _averaged(shares, errors, masses)
     np.testing.assert_array_equal(weights, shares)
     np.testing.assert_array_equal(kept, errors)

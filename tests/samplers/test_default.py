@@ -16,7 +16,8 @@ from parvi.results.metrics import worth
 from parvi.run.compile.programs import Context, begin, one_step
 from parvi.run.run import Run
 from parvi.samplers.default import affine
-from parvi.samplers.explore import Explore, Verify
+from parvi.samplers.explore import Explore
+from parvi.samplers.verify import Verify
 from parvi.targets import zoo
 
 NUM = 512

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from parvi.cloud import LogDensity
+from parvi.cloud import LogDensity, Place
 
 # A valley that separates modes is deeper than this, in nats.
 DEPTH = 2.0
@@ -62,3 +62,9 @@ def depths(
     )
     lowest = jnp.min(jnp.nan_to_num(values, nan=-jnp.inf), axis=0)
     return jnp.minimum(heights, end_heights) - lowest
+
+
+def depths_from(log_density, there: Place, home) -> Float[Array, " m"]:
+    """How deep the valley is between each place and the one at row ``home``."""
+    points, heights = there.particles, there.log_densities
+    return depths(log_density, points, heights, points[home], heights[home])

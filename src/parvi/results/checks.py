@@ -26,7 +26,7 @@ from parvi.geometry.drift import BOUND
 from parvi.geometry.frame import InFrame, own_frame, tells_covariance
 from parvi.results.metrics.kernel_stein import ksd_test
 from parvi.run.run import Run
-from parvi.samplers.explore import Verify
+from parvi.samplers.verify import Verify
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
 

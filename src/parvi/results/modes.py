@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from parvi.cloud import LogDensity
 from parvi.geometry.peaks import DEPTH, climbed, depths
 from parvi.samplers.balance import Balanced
-from parvi.samplers.temper import Passes
+from parvi.samplers.path import Passes
 
 # Ways between two pieces.
 _NUM_WAYS = 16

@@ -14,7 +14,7 @@ from parvi.evaluation import evaluate
 from parvi.results import arviz, checks, modes, storage
 from parvi.run.threads import single_blas_thread
 from parvi.samplers.balance import Balanced
-from parvi.samplers.temper import Passes
+from parvi.samplers.path import Passes
 from parvi.status import Status
 from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget, Target

@@ -30,13 +30,13 @@ from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurv
 from parvi.samplers.balance import Balance
 from parvi.samplers.bend import Bend
 from parvi.samplers.descend import Descend
-from parvi.samplers.explore import Explore, Verify
+from parvi.samplers.explore import Explore
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
 from parvi.samplers.gather import Compare, Gather
 from parvi.samplers.networks import large_network
 from parvi.samplers.part import Part
-from parvi.samplers.scout import Scout, Weigh
+from parvi.samplers.scout import Scout
 from parvi.samplers.sequence import (
     After,
     Both,
@@ -50,6 +50,8 @@ from parvi.samplers.sequence import (
     Without,
 )
 from parvi.samplers.temper import Temper
+from parvi.samplers.verify import Verify
+from parvi.samplers.weigh import Weigh
 from parvi.status import Status
 from parvi.steppers import LineSearch, TrustRegion
 from parvi.stopping import KLRate

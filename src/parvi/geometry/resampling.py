@@ -1,4 +1,6 @@
-"""Drawing particles anew by their weights, so that every region keeps its mass."""
+"""Drawing particles anew by their weights, so that every region keeps its mass; temperatures."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,8 @@ from jaxtyping import Array, Float, Int, Key
 
 # Bits of every coordinate in the order in which particles are drawn anew.
 _BITS = 5
+# Bisections for the next temperature.
+_BISECTIONS = 40
 
 
 def systematic(key: Key[Array, ""], weights: Float[Array, " m"], num: int) -> Int[Array, " n"]:
@@ -33,3 +37,31 @@ def neighbours_in_order(z: Float[Array, "n d"]) -> Int[Array, " n"]:
 def _wide(centred: Float[Array, "n d"]) -> Float[Array, "d k"]:
     """The three widest directions."""
     return jnp.linalg.eigh(centred.T @ centred / len(centred))[1][:, -3:]
+
+
+def next_beta(gains: Float[Array, " n"], beta: Float[Array, ""], share: float) -> Float[Array, ""]:
+    """The largest temperature whose weights are worth the share of the particles."""
+    wanted = math.log(share * gains.shape[0])
+
+    def enough(new):
+        weights = scaled_gains(new - beta, gains)
+        return (
+            2 * jax.scipy.special.logsumexp(weights) - jax.scipy.special.logsumexp(2 * weights)
+            >= wanted
+        )
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = 0.5 * (low + high)
+        good = enough(middle)
+        return jnp.where(good, middle, low), jnp.where(good, high, middle)
+
+    one = jnp.ones_like(beta)
+    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (beta, one))
+    # Where even the smallest step costs too much, it is taken all the same.
+    return jnp.where(enough(one), one, jnp.maximum(low, jnp.minimum(high, beta + 1e-6)))
+
+
+def scaled_gains(factor, gains):
+    """The product, with -inf where the gain is."""
+    return jnp.where(jnp.isneginf(gains), -jnp.inf, factor * gains)

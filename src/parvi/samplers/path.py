@@ -1,0 +1,86 @@
+"""The state of a tempered path, the density at a temperature, and what the passes tell."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from parvi.cloud import Place
+from parvi.geometry.broad import log_normal
+from parvi.geometry.frame import AbstractGaussianFrame
+from parvi.samplers.flight import Flight
+from parvi.samplers.weigh import Modes
+
+
+class Tempering(NamedTuple):
+    """The place on the path.
+
+    ``base``: the broad Gaussian, N(0, I) in this frame. Its axes are those of the clumps too, so
+    that every temperature has them. ``frame``: that of the flights. ``next``: what the next step
+    proposes. ``num_made``: the transitions made at this temperature. ``lost``:
+    draws of the Gaussian without a finite density, whose weight is 0. ``passes``: how many are
+    over. ``ends``: where their particles were, with their evidences.
+    """
+
+    base: AbstractGaussianFrame
+    frame: AbstractGaussianFrame
+    flight: Flight
+    next: Int[Array, ""]
+    num_made: Int[Array, ""]
+    beta: Float[Array, ""]
+    log_evidence: Float[Array, ""]
+    lost: Bool[Array, " n"]
+    passes: Int[Array, ""]
+    ends: Float[Array, "p n d"]
+    log_evidences: Float[Array, " p"]
+    num_widened: Int[Array, ""]
+
+
+class Passes(NamedTuple):
+    """Where the particles of every pass were at its end, with the passes' log evidences.
+
+    Of a pass that was not made the log evidence is -inf.
+    """
+
+    ends: Float[Array, "p n d"]
+    log_evidences: Float[Array, " p"]
+
+
+def none_yet(num: int, dtype: Any) -> Float[Array, " p"]:
+    """The log evidences of passes that were not made: their weights are 0."""
+    return jnp.full(num, jnp.finfo(dtype).min, dtype)
+
+
+def tempered(memory: Tempering, place: Place) -> Place:
+    """The place with the scores and log densities of p^b N^(1 - b)."""
+    base, beta = memory.base, memory.beta
+    towards = -base.push(base.enter(place.particles))
+    log_densities = beta * place.log_densities + (1 - beta) * log_normal(base, place.particles)
+    return Place(place.particles, beta * place.scores + (1 - beta) * towards, log_densities)
+
+
+def error_of_mean(memory: Tempering) -> Float[Array, ""]:
+    """The largest standard error of the pooled mean, in standard deviations, by the passes.
+
+    Masses of modes that differ from pass to pass show in the widest directions.
+    """
+    shares = jax.nn.softmax(memory.log_evidences)
+    means = jnp.mean(memory.ends, axis=1)
+    middle = shares @ means
+    own = memory.ends - middle
+    covariance = jnp.einsum("p,pnd,pne->de", shares, own, own) / own.shape[1]
+    values, vectors = jnp.linalg.eigh(covariance)
+    along = (means - middle) @ vectors[:, -3:]
+    num = memory.passes.astype(means.dtype)
+    squares = jnp.sum(shares[:, None] ** 2 * along**2, axis=0) * num / jnp.maximum(num - 1, 1)
+    return jnp.sqrt(jnp.max(squares / jnp.maximum(values[-3:], jnp.finfo(means.dtype).tiny)))
+
+
+def among(particles, modes: Modes):
+    """The particles, with equal parts of them moved to the other modes."""
+    counts = jnp.isfinite(modes.log_masses)
+    order = jnp.argsort(~counts)
+    part = jnp.arange(len(particles)) % (jnp.sum(counts) + 1)
+    places = jnp.concatenate([jnp.mean(particles, axis=0)[None], modes.places[order]])
+    return particles + places[part] - places[0]
