@@ -7,7 +7,8 @@ import parvi
 from parvi.samplers.catalogue import READY
 
 ORDER = [
-    ("status", "counting"),
+    ("status", "kept"),
+    ("counting",),
     ("evaluation",),
     ("cloud",),
     ("interface",),

@@ -3,6 +3,10 @@
 import pathlib
 import re
 
+import jax
+import numpy as np
+import pytest
+
 import parvi
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -19,6 +23,28 @@ def test_example_runs(capsys):
     assert "95%" in printed
     # Flat priors: the marginal of mu is centred at the mean of the data, by symmetry.
     assert abs(names["result"].particles["mu"].mean() - 2.5) < 0.05
+
+
+@pytest.mark.slow
+def test_the_page_on_maps_runs(capsys):
+    """All its examples, one after another; the Bayes factor is that of the closed form."""
+    pytest.importorskip("numpyro")
+    text = (ROOT / "docs" / "transport.md").read_text()
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(code, names)
+    found, exact = (names[name][0] - names[name][1] for name in ("evidences", "exact"))
+    assert abs(found - exact) < 0.01
+    transport = names["transport"]
+    np.testing.assert_allclose(
+        names["posterior"].log_prob(np.asarray(transport.draw(0, 4))),
+        transport.log_prob(transport.draw(0, 4)),
+        rtol=1e-3,
+    )
+    state = names["sampler"].init(transport.draw(3, 1)[0].astype(np.float32))
+    for key in jax.random.split(jax.random.key(0), 5):
+        state, info = names["sampler"].step(key, state)
+    assert info.acceptance_rate > 0.2
 
 
 def test_commands_exist():

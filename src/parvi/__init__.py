@@ -34,6 +34,7 @@ from parvi.samplers.ready import svn as svn
 from parvi.samplers.sequence import Sequence as Sequence
 from parvi.samplers.sequence import Stage as Stage
 from parvi.samplers.sgld import sgld as sgld
+from parvi.sampling import resume as resume
 from parvi.sampling import sample as sample
 from parvi.status import NotAtRestWarning as NotAtRestWarning
 from parvi.status import SamplingError as SamplingError
@@ -49,7 +50,9 @@ from parvi.targets.target import Target as Target
 __version__ = "0.1.0"
 
 # Modules that only make the library up, which importing them puts here too.
-_INNER = frozenset({"cloud", "counting", "evaluation", "geometry", "interface", "results", "run"})
+_INNER = frozenset(
+    {"cloud", "counting", "evaluation", "kept", "geometry", "interface", "results", "run"}
+)
 _INNER |= {
     "samplers",
     "sampling",

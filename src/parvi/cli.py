@@ -1,8 +1,10 @@
 """The command line: parse, call, print."""
 
+import contextlib
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +26,17 @@ def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"parvi {parvi.__version__}")
         raise typer.Exit
+
+
+@contextlib.contextmanager
+def _in_one_line() -> Iterator[None]:
+    """What is wrong with files and data is said in one line, without a traceback."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        with contextlib.suppress(OSError, AttributeError):
+            typer.echo(f"parvi: {error}", err=True)
+        raise typer.Exit(1) from error
 
 
 @app.callback()
@@ -146,7 +159,6 @@ def reproduce(
     ),
 ) -> None:
     """Run the paper's tables and figures cell by cell and write the page, or list them."""
-    from parvi.experiments import cells
     from parvi.experiments import reproduce as reproduction
 
     keep_compiled()
@@ -162,6 +174,17 @@ def reproduce(
     if share is None or int(share[1]) > int(share[2]):
         raise typer.BadParameter(f"--part is K/M with K from 1 to M, got {part}")
     chosen = [known[name] for name in (known if everything else names or [])]
+    with _in_one_line():
+        _reproduced(chosen, results, page, quick, (int(share[1]), int(share[2])), console)
+
+
+def _reproduced(chosen, results: Path, page: Path, quick: bool, share, console: Console) -> None:
+    from parvi.experiments import cells
+    from parvi.experiments import reproduce as reproduction
+
+    if results.exists() and not results.is_dir():
+        raise ValueError(f"--results must be a folder, and {results} is a file.")
+    known = reproduction.EXPERIMENTS
     failed = False
     for experiment in chosen:
         missing = cells.progress(experiment, results, quick).missing
@@ -173,7 +196,7 @@ def reproduce(
                 soft_wrap=True,
             )
             continue
-        work = cells.pending(experiment, results, quick, (int(share[1]), int(share[2])))
+        work = cells.pending(experiment, results, quick, share)
         quiet = not console.is_terminal
         for setting in track(work, experiment.name, console=console, disable=quiet):
             cells.make(experiment, results, setting)

@@ -1,6 +1,5 @@
 """Counts how much a log density computes, from its traced form."""
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +8,8 @@ import equinox as eqx
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from jaxtyping import PyTree
+
+from parvi.kept import kept
 
 
 def numbers_of(log_density: Callable, one: jax.ShapeDtypeStruct) -> float:
@@ -26,9 +27,11 @@ def traced(log_density: Callable, one: jax.ShapeDtypeStruct) -> Jaxpr:
     return _value_and_score.trace(static, arrays, one).jaxpr.jaxpr
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _value_and_score(static, arrays, x):
+def _both(static, arrays, x):
     return jax.value_and_grad(together(static, arrays))(x)
+
+
+_value_and_score = kept(jax.jit(_both, static_argnums=0))
 
 
 def separated(tree: PyTree) -> tuple[tuple, PyTree]:

@@ -16,6 +16,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array, Float
 
 from parvi.counting import largest_array, numbers_of
+from parvi.kept import carefully, kept
 
 # Limit in bytes on the largest array of a block: a part of a CPU's last cache, or a share of a
 # GPU's memory.
@@ -39,7 +40,7 @@ def quickly(function: Callable) -> Any:
     """``eqx.filter_jit`` with the compiler at its least effort."""
     # Equinox passes further settings on to jax.jit, but its types do not say so.
     jit: Any = eqx.filter_jit
-    return jit(function, compiler_options=QUICK)
+    return kept(jit(function, compiler_options=QUICK))
 
 
 def values_and_scores(
@@ -88,7 +89,7 @@ def evaluate(
     return (_quick if light else _careful)(log_density, particles)
 
 
-_careful = eqx.filter_jit(values_and_scores)
+_careful = carefully(values_and_scores)
 _quick = quickly(values_and_scores)
 
 

@@ -1,6 +1,7 @@
 """``sample`` runs compiled chunks of steps and does everything but arithmetic between them."""
 
 import contextlib
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -11,10 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from parvi.cloud import Place
+from parvi.counting import separated
 from parvi.evaluation import quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler, reported
+from parvi.kept import note
 from parvi.results.result import Result, Settings, Timing
+from parvi.results.storage import rebuilt, structure_of
+from parvi.run.checkpoint import Checkpoint, found, identity_of, is_writable, named
 from parvi.run.compile.ahead import Ahead
 from parvi.run.compile.programs import CAPACITY
 from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
@@ -23,19 +29,21 @@ from parvi.run.progress import Bar
 from parvi.run.rows import with_rows
 from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
-from parvi.run.threads import single_blas_thread
+from parvi.run.spreading import spread_out
+from parvi.run.surroundings import check_surroundings, plain_settings, surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.explore import Explored
 from parvi.samplers.path import Passes
 from parvi.samplers.sequence import Sequence
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
-from parvi.targets.precision import precision
 from parvi.targets.target import AbstractTarget
 
 # A compiled call should be short enough for the bar and for Ctrl-C, and long enough that dispatch
 # costs nothing.
 _SECONDS_PER_CHUNK = 0.25
+# The largest number of particles times coordinates whose spread is looked at.
+_MOST_SPREAD = 1 << 24
 
 
 def sample(
@@ -49,6 +57,7 @@ def sample(
     checkpoint: Any = None,
     mesh: Any = None,
     throw: bool = True,
+    transport: bool = False,
 ) -> Result:
     """Move particles until they are a sample of a density known up to a constant.
 
@@ -73,15 +82,20 @@ def sample(
     progress
         Whether to show a bar on standard error. None shows it if standard error is a terminal.
     checkpoint
-        Reserved for later; anything but None is refused.
+        A folder. The run is saved there every ten seconds or so, and the same call goes on with
+        what it finds there, bit for bit as if it had never been interrupted; another run's folder
+        is refused. SIGTERM and SIGHUP then save and end the process. A finished run is found too.
     mesh
         A ``jax.sharding.Mesh``. Particles are spread over its first axis, and the rows of a
         ``MiniBatch``'s data over its second, if it has one. On several machines every process
         calls ``sample`` with the same arguments and gets all particles (docs/scaling.md).
     throw
-        Whether a failed run raises ``SamplingError`` and an interrupted run
-        ``SamplingInterrupted``, a ``KeyboardInterrupt``, both with the result in them. If False,
-        the result is returned with its status.
+        Whether a failed run raises ``SamplingError``, with the result in it. If False, the result
+        is returned with its status. An interrupted run always raises ``SamplingInterrupted``, a
+        ``KeyboardInterrupt`` with the result in it.
+    transport
+        Whether ``result.transport``, a map with a density, is made with the run. Its weighted draws
+        then have a say in the status: a run whose particles they contradict is ``NOT_AT_REST``.
 
     Returns
     -------
@@ -97,50 +111,182 @@ def sample(
     True
     """
     if checkpoint is not None:
-        raise ValueError(
-            f"checkpoint= is reserved and does nothing yet: got {checkpoint!r}, expected None; "
-            "leave it out."
-        )
+        is_writable(checkpoint)
     if num_steps is not None and (not isinstance(num_steps, (int, np.integer)) or num_steps < 0):
         raise ValueError(f"num_steps must be None or an int of at least 0, got {num_steps!r}.")
+    if num_particles is not None and (
+        isinstance(num_particles, bool) or not isinstance(num_particles, (int, np.integer))
+    ):
+        raise ValueError(f"num_particles must be None or an int, got {num_particles!r}.")
     sampler = pfg() if sampler is None else sampler
     if not isinstance(sampler, (AbstractSampler, Sequence)):
         raise ValueError(
             f"sampler must be a sampler such as parvi.pfg(), got {sampler!r}; note the brackets."
         )
+    check_surroundings()
     target = as_target(log_density)
-    key_init, key_check, key_run = _three(as_key(key))
+    note(separated(target)[0])
+    with plain_settings():
+        key_init, key_check, key_run = _three(as_key(key))
     values = initial_values(key_init, init, num_particles, target)
-    dtype = dtype_of(values)
+    dtype = dtype_of(values, target)
 
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(single_blas_thread())
-        stack.enter_context(precision(dtype))
+        stack.enter_context(surrounded(dtype))
+        interrupts = stack.enter_context(noted_interrupts(endings=checkpoint is not None))
         target, particles = flat_particles(key_init, values, num_particles, target, dtype)
         num, dim = particles.shape
         target = with_rows(target, sampler, (num, dim), dtype)
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
             # Many particles are moved in place, which must not change the caller's array.
             particles = jnp.array(particles, copy=True)
+        particles = _spread_out(target, particles, key_check)
         place, num_moved = target.admit(particles, key_check)
         del particles
         sharding = particle_sharding(mesh, len(place.particles))
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
+        kept = saved = None
+        if checkpoint is not None:
+            call = _call(target, dtype, key_run, num_steps, num_moved)
+            identity = identity_of(place, sampler, key_run, num_steps, mesh)
+            kept = Checkpoint(checkpoint, identity, call)
+            saved = kept.read()
         # The list gives up its reference, so that a million particles are not kept twice.
         handed = [place]
         del place
-        with noted_interrupts() as interrupts:
-            # A run with a limit of its own may not get as far as the next stage.
-            looks_ahead = num_steps is None and sharding is None
-            ahead = stack.enter_context(Ahead()) if looks_ahead else None
-            run = _begun(target, sampler, key_run, handed, sharding, ahead)
-            interrupted = _driven(run, limit, bar, interrupts)
-        interrupted |= interrupts.came
-        seconds = time.perf_counter() - began
+        # A run with a limit of its own may not get as far as the next stage.
+        looks_ahead = num_steps is None and sharding is None and saved is None
+        ahead = stack.enter_context(Ahead()) if looks_ahead else None
+        run = _begun(target, sampler, key_run, handed, sharding, ahead)
+        if saved is not None:
+            run.restore(saved)
         settings = Settings(init, key, num_particles, sampler, num_steps)
-        return _finish(run, settings, seconds, num_moved, interrupted, throw)
+        ended = _ended(run, limit, bar, interrupts, kept, began, settings, num_moved)
+    result = _judged(run, *ended, throw)
+    return _with_transport(result) if transport and not result.status.failed else result
+
+
+def resume(
+    folder: Any,
+    log_density: Callable | AbstractTarget,
+    sampler: AbstractSampler | Sequence | None = None,
+    progress: bool | None = None,
+    throw: bool = True,
+) -> Result:
+    """Go on with a run from its checkpoint alone, where its first particles are not at hand.
+
+    The particles are those of the run that wrote the checkpoint, bit for bit. (``parvi.sample``
+    with the same arguments and the same ``checkpoint`` goes on too, and checks that they are.)
+
+    Parameters
+    ----------
+    folder
+        The folder that ``checkpoint`` named.
+    log_density
+        The log density or target of the run; a file cannot hold it.
+    sampler
+        The sampler of the run, if that was not the default.
+    progress, throw
+        As in ``parvi.sample``.
+    """
+    check_surroundings()
+    saved = found(folder)
+    call, identity = saved.facts["call"], saved.facts["identity"]
+    sampler = pfg() if sampler is None else sampler
+    if named(sampler) != identity["sampler"]:
+        raise ValueError(
+            f"The run in {folder} had another sampler: give it, sampler=..., as it was: "
+            f"{identity['sampler'][:200]}."
+        )
+    if identity["mesh"] != "None":
+        raise ValueError("A run on a mesh goes on by the call of parvi.sample that began it.")
+    began = time.perf_counter()
+    dtype = np.dtype(call["dtype"])
+    target = as_target(log_density)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(surrounded(dtype))
+        interrupts = stack.enter_context(noted_interrupts(endings=True))
+        particles = jnp.asarray(saved.arrays["carry/1"])
+        if target.layout is None:
+            shapes = [np.zeros(shape, dtype) for shape in call["shapes"]]
+            target = target.laid_out(rebuilt(call["structure"], shapes, None))
+        key = jax.random.wrap_key_data(jnp.asarray(call["key"], jnp.uint32), impl=call["impl"])
+        target = with_rows(target, sampler, (particles.shape[0], particles.shape[1]), dtype)
+        run = Run(target, sampler, key, Place(particles, None, None))
+        run.restore(saved)
+        num_steps = call["num_steps"]
+        limit = sampler.max_steps if num_steps is None else num_steps
+        bar = stack.enter_context(Bar(limit, progress))
+        kept = Checkpoint(folder, identity, call)
+        settings = Settings(None, call["key"], None, sampler, num_steps)
+        ended = _ended(run, limit, bar, interrupts, kept, began, settings, call["num_moved"])
+    return _judged(run, *ended, throw)
+
+
+def _call(target: AbstractTarget, dtype, key, num_steps, num_moved) -> dict[str, Any]:
+    """What ``resume`` needs beside the state, the target and the sampler."""
+    layout = target.layout
+    assert layout is not None
+    example = jax.tree_util.tree_unflatten(
+        layout.treedef, [np.zeros(shape, dtype) for shape in layout.shapes]
+    )
+    return {
+        "dtype": dtype.name,
+        "shapes": [list(shape) for shape in layout.shapes],
+        "structure": structure_of(example),
+        "key": np.asarray(jax.random.key_data(key)).tolist(),
+        "impl": str(jax.random.key_impl(key)),
+        "num_steps": None if num_steps is None else int(num_steps),
+        "num_moved": num_moved,
+    }
+
+
+def _ended(
+    run: Run, limit: int, bar: Bar, interrupts, kept, began: float, settings, num_moved: int
+) -> tuple[Result, BaseException | None, bool]:
+    """The result of the run, what a step raised, and whether it was interrupted."""
+    error = _driven(run, limit, bar, interrupts, kept)
+    if kept is not None and run.carry is not None:
+        kept.write(*run.state())
+    if interrupts.ending is not None:
+        # As the signal would have ended the process, but with the run saved.
+        sys.exit(128 + interrupts.ending)
+    result = _built(run, settings, time.perf_counter() - began, num_moved)
+    return result, error, interrupts.came or isinstance(error, KeyboardInterrupt)
+
+
+def _spread_out(target: AbstractTarget, particles, key):
+    """The particles with a spread in every coordinate; very many are taken as they are."""
+    num, dim = particles.shape
+    if num * dim > _MOST_SPREAD or target.layout is None:
+        return particles
+    key_density, key_noise = jax.random.split(key)
+    return spread_out(target.at(key_density), particles, target.layout.flat_names(), key_noise)
+
+
+def _with_transport(result: Result) -> Result:
+    """The result with its map, and a status that the map's weighted draws do not contradict."""
+    try:
+        witness = result.witness
+    except ValueError as error:
+        warnings.warn(f"No map was made. {error}", NotAtRestWarning, stacklevel=3)
+        return result
+    if witness.agrees or not result.importance or result.status != Status.CONVERGED:
+        return result
+    names = result.names_flat
+    rows = np.argsort(-witness.changes)[:5]
+    worst = ", ".join(f"{names[i]} ({witness.changes[i]:.1f})" for i in rows)
+    warnings.warn(
+        f"{Status.NOT_AT_REST.name}: Hamiltonian transitions leave the particles where they are, "
+        "but the weighted draws of the map have other means or variances. The largest "
+        f"differences, in standard errors, are: {worst}. Draw more particles, and compare with "
+        "another sampler such as parvi.nuts().",
+        NotAtRestWarning,
+        stacklevel=3,
+    )
+    return result.with_status(Status.NOT_AT_REST)
 
 
 @quickly
@@ -156,40 +302,40 @@ def _begun(target, sampler, key, handed, sharding, ahead) -> Run:
     return Run(target, sampler, key, place, sharding, ahead=ahead)
 
 
-def _driven(run: Run, limit: int, bar: Bar, interrupts) -> bool:
-    """Advance to the limit or the end, in chunks of about a quarter of a second."""
+def _driven(
+    run: Run, limit: int, bar: Bar, interrupts, kept: Checkpoint | None
+) -> BaseException | None:
+    """Advance to the limit or the end, in chunks of about a quarter of a second.
+
+    Returns what was raised on the way, if the particles are still there.
+    """
     chunk, compiled = 1, run.compile_seconds
     try:
-        while not run.is_done and run.num_steps < limit:
-            if interrupts.came:
-                return True
+        while not run.is_done and run.num_steps < limit and not interrupts.came:
             before, done = time.perf_counter(), run.num_steps
             run.advance(min(chunk, limit - done))
             seconds = time.perf_counter() - before
             steps = run.num_steps - done
             bar.update(run.num_steps, run.stage.name, run.kl_rate, steps / seconds)
+            if kept is not None and kept.is_due:
+                kept.write(*run.state())
             if run.compile_seconds == compiled:
                 chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, CAPACITY))
             else:
                 chunk, compiled = 1, run.compile_seconds
-    except KeyboardInterrupt:
-        if run.particles.is_deleted():
-            # A second Ctrl-C came while large arrays were moved in place: nothing is left.
+    except (KeyboardInterrupt, Exception) as error:
+        # Large arrays are moved in place, and may be gone. Without a step nothing is lost.
+        if run.particles.is_deleted() or (run.num_steps == 0 and isinstance(error, Exception)):
             raise
-        return True
-    return False
+        return error
+    return None
 
 
-def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Result:
-    status = run.status
-    if interrupted:
-        status = Status.INTERRUPTED
-    elif status == Status.RUNNING:
-        status = Status.MAX_STEPS
-    result = Result.build(
+def _built(run: Run, settings, seconds, num_moved) -> Result:
+    return Result.build(
         target=run.target,
         flat=run.gathered(),
-        status=status,
+        status=Status.MAX_STEPS if run.status == Status.RUNNING else run.status,
         history=run.history,
         settings=settings,
         timing=Timing(seconds, run.compile_seconds),
@@ -197,25 +343,47 @@ def _finish(run: Run, settings, seconds, num_moved, interrupted, throw) -> Resul
         passes=reported(run.reports, Passes),
         balanced=reported(run.reports, Balanced),
     )
+
+
+def _judged(run: Run, result: Result, error, interrupted: bool, throw: bool) -> Result:
+    """The result, unless its run has to raise; a warning if it has to warn."""
+    if interrupted or error is not None:
+        result = result.with_status(Status.INTERRUPTED)
+    status = result.status
+    where = f"The particles after {result.num_steps} steps are in the .result of this exception."
+    if interrupted:
+        raise SamplingInterrupted(f"{status.message} {where}", result)
+    if error is not None:
+        lines = str(error).strip().splitlines() or [""]
+        raise SamplingError(
+            f"A step raised {type(error).__name__}: {lines[0][:200]}. {where}", result
+        ) from error
     if status == Status.NOT_AT_REST:
         warnings.warn(_unrest(run, result), NotAtRestWarning, stacklevel=3)
     if status == Status.NOISY:
         warnings.warn(_noise(run, result), NotAtRestWarning, stacklevel=3)
-    if throw and interrupted:
-        raise SamplingInterrupted(
-            f"{status.message} The particles after {result.num_steps} steps are in the .result of "
-            "this exception.",
-            result,
-        )
     if throw and status.failed:
         raise SamplingError(
             f"{status.name}: {status.message} It happened at step {result.num_steps}; the last "
-            "good particles and the history are in the .result of this exception. Try a shorter "
-            "step or the default sampler, start closer to the target, or look at the log density "
-            "there; throw=False returns the result instead of raising.",
+            "good particles and the history are in the .result of this exception. "
+            f"{_advice(result.settings)} throw=False returns the result instead of raising.",
             result,
         )
     return result
+
+
+def _advice(settings: Settings | None) -> str:
+    """What to try after a failure."""
+    if settings is not None and isinstance(settings.sampler, Sequence):
+        return (
+            "Start closer to the target, in float64 if its scale is far from 1, and look at the "
+            "log density there: an improper density, or a parameter without its constraint "
+            "(parvi.Target(log_density, constraints=...)), sends particles away."
+        )
+    return (
+        "Try a shorter step or the default sampler, start closer to the target, or look at the "
+        "log density there."
+    )
 
 
 def _unrest(run: Run, result: Result) -> str:

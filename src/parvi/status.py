@@ -43,21 +43,25 @@ _MESSAGES = {
 }
 
 
-class SamplingError(RuntimeError):
-    """A run failed; the particles reached before the failure are in ``result``."""
+class _WithResult(BaseException):
+    """An exception with a result, which pickles with it."""
 
     def __init__(self, message: str, result):
         super().__init__(message)
         self.result = result
+
+    def __reduce__(self):
+        # Python would call the class with the message alone.
+        return type(self), (str(self), self.result)
+
+
+class SamplingError(_WithResult, RuntimeError):
+    """A run failed; the particles reached before the failure are in ``result``."""
 
 
 class NotAtRestWarning(UserWarning):
     """The particles have not passed the run's own test, and are probably not a sample."""
 
 
-class SamplingInterrupted(KeyboardInterrupt):
+class SamplingInterrupted(_WithResult, KeyboardInterrupt):
     """A run was interrupted; the particles reached so far are in ``result``."""
-
-    def __init__(self, message: str, result):
-        super().__init__(message)
-        self.result = result

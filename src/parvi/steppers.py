@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
@@ -71,6 +72,9 @@ class Constant(AbstractStepper):
 
     step_size: Float[ArrayLike, ""] = 0.1
 
+    def __check_init__(self):
+        _check_positive("step_size", self.step_size)
+
     def propose(self, step, cloud, fit, memory):
         return _along(fit, self.step_size), memory
 
@@ -81,6 +85,9 @@ class Decaying(AbstractStepper):
     step_size: Float[ArrayLike, ""] = 0.1
     horizon: float = 100.0
     power: float = 0.5
+
+    def __check_init__(self):
+        _check_positive("step_size", self.step_size)
 
     def propose(self, step, cloud, fit, memory):
         time = step.astype(fit.values.dtype) / self.horizon
@@ -255,3 +262,15 @@ class LineSearch(AbstractStepper):
 def _along(fit, step_size):
     step_size = jnp.asarray(step_size, fit.values.dtype)
     return Proposal(fit.values, step_size, step_size)
+
+
+def _check_positive(name: str, value: Any) -> None:
+    """Raise a ``ValueError`` unless a setting is a positive number, or not yet known."""
+    if isinstance(value, jax.core.Tracer):
+        return
+    try:
+        right = bool(np.all(np.asarray(value) > 0))
+    except TypeError as error:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.") from error
+    if not right:
+        raise ValueError(f"{name} must be a positive number, got {value!r}.")

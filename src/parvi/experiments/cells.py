@@ -109,7 +109,17 @@ def finished(experiment: Experiment, folder: pathlib.Path, quick: bool = False) 
     for setting in experiment.settings(quick):
         path = _path(experiment, folder, setting)
         if path.exists():
-            yield Cell(**json.loads(path.read_text()))
+            yield _read(path)
+
+
+def _read(path: pathlib.Path) -> Cell:
+    try:
+        cell = Cell(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is not a cell ({error}); remove it to run it again.") from error
+    if "INTERRUPTED" in json.dumps(cell.result):
+        raise ValueError(f"{path} is of an interrupted run; remove it to run it again.")
+    return cell
 
 
 def _path(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> pathlib.Path:

@@ -25,6 +25,7 @@ from parvi.geometry.clumps import separated
 from parvi.geometry.drift import BOUND
 from parvi.geometry.frame import InFrame, own_frame, tells_covariance
 from parvi.results.metrics.kernel_stein import ksd_test
+from parvi.results.transport.witness import Witness
 from parvi.run.run import Run
 from parvi.samplers.verify import Verify
 from parvi.status import Status
@@ -66,10 +67,12 @@ def checked(
     tempered: bool,
     names: list[str],
     drift: float | None = None,
+    witness: Witness | None = None,
 ) -> Check:
     """Check flat and unconstrained particles of a target whose log density is fixed.
 
-    ``drift`` is that of these particles, if the run has tested them itself.
+    ``drift`` is that of these particles, if the run has tested them itself. ``witness``: what
+    weighted draws of a map say of them.
     """
     num, dim = flat.shape
     numbers, changes = _numbers(target, jnp.asarray(flat), drift)
@@ -108,6 +111,16 @@ def checked(
             "The particles are not at rest under the target's own dynamics: Hamiltonian "
             f"transitions move a moment by {numbers['drift']:.1f} standard errors more than chance "
             f"does{_worst(names, changes)}."
+        )
+    if witness is not None:
+        numbers |= {"map_share": witness.share, "map_excess": witness.excess}
+    if witness is not None and not witness.agrees:
+        at_rest = numbers["drift"] <= BOUND
+        findings.append(
+            "The weighted draws of the map disagree with the particles: a mean or a variance "
+            f"differs by {np.max(witness.changes):.1f} standard errors"
+            f"{_worst(names, witness.changes)}. Hamiltonian transitions "
+            f"{'find nothing wrong: one of the two is mistaken' if at_rest else 'agree with them'}."
         )
     if numbers.get("clumps", 0.0) and not tempered:
         findings.append(

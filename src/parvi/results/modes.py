@@ -10,7 +10,6 @@ dimensions by more than any valley is deep.)
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 import scipy.spatial
@@ -18,6 +17,7 @@ from jaxtyping import Float, Int
 
 from parvi.cloud import LogDensity
 from parvi.geometry.peaks import DEPTH, climbed, depths
+from parvi.kept import carefully
 from parvi.samplers.balance import Balanced
 from parvi.samplers.path import Passes
 
@@ -96,8 +96,8 @@ def modes_of(
     return Modes(weights, errors, labels, copies)
 
 
-_climbed = eqx.filter_jit(climbed)
-_depths = eqx.filter_jit(depths)
+_climbed = carefully(climbed)
+_depths = carefully(depths)
 
 
 def _pieces(log_density, points, heights) -> np.ndarray:

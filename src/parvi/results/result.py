@@ -5,18 +5,24 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import equinox as eqx
 import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
 from parvi.evaluation import evaluate
+from parvi.kept import carefully
 from parvi.results import arviz, checks, modes, storage
-from parvi.run.threads import single_blas_thread
+from parvi.results.transport import files
+from parvi.results.transport.importance import Importance
+from parvi.results.transport.making import flown, transport_of
+from parvi.results.transport.transport import Transport
+from parvi.results.transport.witness import Witness, witnessed
+from parvi.run.initial import as_key
+from parvi.run.surroundings import surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.path import Passes
 from parvi.status import Status
-from parvi.targets.precision import precision
+from parvi.targets.flatten import Layout
 from parvi.targets.target import AbstractTarget, Target
 
 if TYPE_CHECKING:
@@ -25,6 +31,11 @@ if TYPE_CHECKING:
 
 # Limit on the rows of data times particles that are evaluated at once.
 _ROWS = 2_000_000
+# Share of effective draws from which on further particles come from the map.
+_GOOD_SHARE = 0.8
+# What is computed at first access and stays.
+_UNPICKLED = ("target", "settings", "transport", "importance", "passes", "balanced")
+_KEPT = ("log_density", "transport", "importance")
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -80,6 +91,8 @@ class Result:
         Where the passes of a tempered path ended; None if the run took none, or was loaded.
     balanced
         The weights of modes by bridge sampling; None if the run took no path, or was loaded.
+    saved_transport
+        The map, in a result that was loaded from a file.
     """
 
     particles: PyTree[np.ndarray]
@@ -95,6 +108,7 @@ class Result:
     settings: Settings | None = None
     passes: Passes | None = None
     balanced: Balanced | None = None
+    saved_transport: Transport | None = None
 
     @classmethod
     def build(
@@ -138,7 +152,7 @@ class Result:
         if self.saved_log_density is not None:
             return self.saved_log_density
         assert self.target is not None
-        with precision(self._dtype):
+        with surrounded(self._dtype):
             return np.asarray(_log_densities(self.target, self.particles), self._dtype)
 
     @property
@@ -186,7 +200,8 @@ class Result:
         The check tests Stein's identity for functions that the run did not use, in units of what
         as many independent draws would show. Hamiltonian transitions from every particle must
         leave means and variances unchanged; a run of the default has already tested that, and its
-        finding is used. ``bool(result.check())`` is True if nothing was found; print the check to
+        finding is used. If ``transport`` was made, its weighted draws must have the same means and
+        variances. ``bool(result.check())`` is True if nothing was found; print the check to
         read its findings.
 
         Parameters
@@ -194,10 +209,11 @@ class Result:
         target
             The target, if the result was loaded from a file.
         """
-        with precision(self._dtype), single_blas_thread():
+        witness = self.witness if "transport" in self.__dict__ else None
+        with surrounded(self._dtype):
             target, flat, names = self._flattened(target, "check")
             tempered = bool(np.any(self._tempered))
-            return checks.checked(self.status, target, flat, tempered, names, self._drift)
+            return checks.checked(self.status, target, flat, tempered, names, self._drift, witness)
 
     def modes(self, target: AbstractTarget | Callable | None = None) -> modes.Modes:
         """The separated modes in which the particles lie, with the errors of their weights.
@@ -209,7 +225,7 @@ class Result:
         target
             The target, if the result was loaded from a file.
         """
-        with precision(self._dtype), single_blas_thread():
+        with surrounded(self._dtype):
             target, flat, _ = self._flattened(target, "modes")
             density = target.full()
             values, scores = (np.asarray(found) for found in evaluate(density, flat))
@@ -225,8 +241,7 @@ class Result:
                 f"A loaded result does not hold the log density: give it, result.{method}(target)."
             )
         target = target if isinstance(target, AbstractTarget) else Target(target)
-        example = jax.tree_util.tree_map(lambda a: a[0], self.particles)
-        target = target.laid_out(example)
+        target = target.laid_out(_first_of(self.particles))
         layout = target.layout
         assert layout is not None
         flat = jax.vmap(layout.unconstrain)(self.particles)
@@ -245,18 +260,104 @@ class Result:
         drifts = self.history["drift"][kept]
         return float(drifts[-1]) if len(drifts) and np.isfinite(drifts[-1]) else None
 
-    def log_evidence(self) -> float:
-        """The log of the integral of the density, as the tempered path has found it.
+    @functools.cached_property
+    def transport(self) -> Transport:
+        """A smooth map from N(0, I) to the target, with its exact density, made at first access.
 
-        It is known only if the run met separated modes and therefore took the path.
+        Layers are fitted to fresh points, and each is kept only if it lowers the exact KL
+        divergence. Separated modes get a map each. The key is the run's, so that the same run has
+        the same map. A ``ValueError`` says so in words where there is no map.
         """
-        if not np.any(self._tempered):
+        if self.saved_transport is not None:
+            return self.saved_transport
+        if self.target is None:
             raise ValueError(
-                "This run took no tempered path, which is what tells the evidence: it met no "
-                "separated modes. Run parvi.samplers.temper.Temper() from its particles to get it."
+                "A loaded result does not hold the log density, and no map was saved with it: "
+                "use result.transport before result.save."
             )
-        found = self.history["log_evidence"]
-        return float(found[np.isfinite(found)][-1])
+        labels = self.modes().labels if np.any(self._tempered) else None
+        with surrounded(self._dtype):
+            target, flat, _ = self._flattened(None, "transport")
+            return transport_of(target, np.asarray(flat), labels, self._key(1))
+
+    @functools.cached_property
+    def importance(self) -> Importance:
+        """Weighted draws of ``transport``: ``transport.importance()``, kept."""
+        return self.transport.importance()
+
+    @property
+    def witness(self) -> Witness:
+        """What the weighted draws of ``transport`` say of the particles' means and variances."""
+        found = self.importance
+        with surrounded(self._dtype):
+            _, flat, _ = self._flattened(self.transport.target, "witness")
+            return witnessed(found, np.asarray(flat))
+
+    def log_evidence(self) -> float:
+        """The log of the integral of the density: the log marginal likelihood of a model.
+
+        It is that of the tempered path, if the run met separated modes, and else that of the
+        weighted draws of ``transport``, whose ``importance()`` has the standard error. A
+        ``ValueError`` says so in words if neither tells it.
+        """
+        if np.any(self._tempered):
+            column = self.history["log_evidence"]
+            return float(column[np.isfinite(column)][-1])
+        found = self.importance
+        if not found:
+            raise ValueError(f"The evidence is not known: {found.trouble}.")
+        return found.log_evidence
+
+    def more(self, num: int, key: Any = 1) -> PyTree[np.ndarray]:
+        """More particles, without another run.
+
+        They are images of scrambled-Sobol points under ``transport``, or, where there is no good
+        map, places that Hamiltonian transitions from these particles visit.
+
+        Parameters
+        ----------
+        num
+            How many.
+        key
+            An int or a JAX key.
+        """
+        if not isinstance(num, (int, np.integer)) or num < 1:
+            raise ValueError(f"num must be an int of at least 1, got {num!r}.")
+        try:
+            if self.importance.share >= _GOOD_SHARE:
+                drawn = self.transport.draw(key, int(num), sobol=True)
+                return jax.tree_util.tree_map(np.asarray, drawn)
+        except ValueError:
+            if self.target is None:
+                raise
+        with surrounded(self._dtype):
+            target, flat, _ = self._flattened(None, "more")
+            sets = -(-int(num) // self.num_particles)
+            visits = flown(target, np.asarray(flat), sets, as_key(key))
+            # Every chain is visited alike, so that the last set may be cut anywhere.
+            rows = visits.reshape(-1, visits.shape[-1])
+            chosen = rows[np.arange(int(num)) * len(rows) // int(num)]
+            found = _constrained(target.layout, chosen)
+            return jax.tree_util.tree_map(np.asarray, found)
+
+    @property
+    def names_flat(self) -> list[str]:
+        """A name for every unconstrained number."""
+        assert self.target is not None
+        assert self.target.layout is not None
+        return self.target.layout.flat_names()
+
+    def with_status(self, status: Status) -> "Result":
+        """The same result with another status, and with the map if it was made."""
+        new = dataclasses.replace(self, status=status)
+        kept = {name: self.__dict__[name] for name in _KEPT if name in self.__dict__}
+        new.__dict__.update(kept)
+        return new
+
+    def _key(self, number: int) -> Any:
+        """A key of the run's own."""
+        key = 0 if self.settings is None else self.settings.key
+        return jax.random.fold_in(as_key(key), number)
 
     @property
     def _tempered(self) -> np.ndarray:
@@ -269,10 +370,18 @@ class Result:
         return arviz.inference_data(self.particles, self.log_density, self._facts())
 
     def save(self, path: Any) -> None:
-        """Write to one file (NumPy's npz, no pickle). An existing file is replaced atomically."""
+        """Write to one file (NumPy's npz, no pickle). An existing file is replaced atomically.
+
+        The map is saved too if ``transport`` was made and all constraints are parvi's own.
+        """
         arrays = {f"history/{name}": column for name, column in self.history.items()}
         arrays["log_density"] = self.log_density
-        storage.write(path, self.particles, arrays, self._facts() | {"names": self.names})
+        facts = self._facts() | {"names": self.names}
+        if "transport" in self.__dict__:
+            facts["transport"] = files.as_record(self.transport)
+            if facts["transport"] is not None:
+                arrays |= files.as_arrays(self.transport)
+        storage.write(path, self.particles, arrays, facts)
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -283,6 +392,16 @@ class Result:
             "compile_seconds": self.timing.compile_seconds,
             "num_moved": self.num_moved,
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle: without the target, the settings and the map, which hold functions.
+
+        The log densities are taken along only if they are known.
+        """
+        state = {name: value for name, value in self.__dict__.items() if name not in _UNPICKLED}
+        if "log_density" in self.__dict__:
+            state["saved_log_density"] = self.log_density
+        return state | {"target": None, "settings": None}
 
     def __repr__(self) -> str:
         # Stages that only test have none.
@@ -322,21 +441,27 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         particles=particles,
         status=status,
         history={n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)},
-        names=facts["names"],
+        # In the order of the leaves as read: those of a user's class are in a dict.
+        names=Layout.of(_first_of(particles)).scalar_names(),
         sampler=facts["sampler"],
         key=facts["key"],
         timing=Timing(facts["seconds"], facts["compile_seconds"]),
         num_moved=facts["num_moved"],
         saved_log_density=arrays["log_density"],
+        saved_transport=files.from_file(arrays, facts, _first_of(particles)),
     )
 
 
-@eqx.filter_jit
+def _first_of(particles: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
+    return jax.tree_util.tree_map(lambda leaf: leaf[0], particles)
+
+
+@carefully
 def _constrained(layout, flat):
     return jax.vmap(layout.constrain)(flat)
 
 
-@eqx.filter_jit
+@carefully
 def _log_densities(target: AbstractTarget, particles):
     """The user's log density of every particle, with all the data."""
     # One particle at a time would be slow, and all at once would need much memory for large data.

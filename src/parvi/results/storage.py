@@ -2,8 +2,6 @@
 
 import json
 import os
-import pathlib
-import tempfile
 import zipfile
 from typing import Any
 
@@ -11,41 +9,46 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from parvi.run.files import replaced
+
 _FORMAT = "parvi-result-1"
 _CUSTOM = "custom"
+# How many times its size a file may unpack to.
+_MOST_TIMES = 4
+# What every record holds.
+_FACTS: dict[str, Any] = {
+    "status": str,
+    "sampler": str,
+    "key": str,
+    "seconds": (int, float),
+    "compile_seconds": (int, float),
+    "num_moved": int,
+    "names": list,
+}
 
 
 def write(path: Any, particles: PyTree, arrays: dict[str, np.ndarray], facts: dict) -> None:
     """Write a temporary file and move it into place, so that a full disk keeps the old file."""
-    path = pathlib.Path(path)
     leaves = jax.tree_util.tree_leaves(particles)
     content = {f"particles/{i}": leaf for i, leaf in enumerate(leaves)} | arrays
-    record = facts | {"format": _FORMAT, "structure": _structure(particles)}
+    record = facts | {"format": _FORMAT, "structure": structure_of(particles)}
     text = np.frombuffer(json.dumps(record).encode(), dtype=np.uint8)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, record=text, allow_pickle=False, **content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
+    with replaced(path) as file:
+        np.savez(file, record=text, allow_pickle=False, **content)
 
 
 def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray], dict]:
-    """Read the particles, the other arrays and the record."""
+    """Read the particles, the other arrays and the record.
+
+    Whatever is wrong with the file is one ``ValueError`` that names it.
+    """
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        arrays = _unpacked(path)
         record = json.loads(arrays.pop("record").tobytes())
-    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is not a result of parvi, or it was cut short: expected a file that "
-            f"Result.save wrote, and reading it gave {type(error).__name__}: {error}. Check the "
-            "path, or save the result again."
-        ) from error
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        raise
+    except Exception as error:
+        raise _broken(path, f"reading it gave {type(error).__name__}: {error}") from error
     if not isinstance(record, dict) or record.get("format") != _FORMAT:
         found = record.get("format") if isinstance(record, dict) else None
         raise ValueError(
@@ -53,28 +56,77 @@ def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray],
             "the version of parvi that wrote it, or read the arrays with numpy.load."
         )
     num = sum(name.startswith("particles/") for name in arrays)
-    leaves = [arrays.pop(f"particles/{i}") for i in range(num)]
-    return _rebuild(record["structure"], leaves, like), arrays, record
+    try:
+        leaves = [arrays.pop(f"particles/{i}") for i in range(num)]
+        particles = rebuilt(record["structure"], leaves, like)
+        _check(leaves, arrays, record)
+    except Exception as error:
+        raise _broken(path, f"{type(error).__name__}: {error}") from error
+    return particles, arrays, record
 
 
-def _structure(tree: PyTree) -> Any:
+def _broken(path: Any, why: str) -> ValueError:
+    return ValueError(
+        f"{path} is not a result of parvi, or it was cut short or changed: expected a file that "
+        f"Result.save wrote, and {why[:300]}. Check the path, or save the result again."
+    )
+
+
+def _unpacked(path: Any) -> dict[str, np.ndarray]:
+    """The arrays of the file, none of which may be larger than the file says and memory allows."""
+    with open(path, "rb") as raw:
+        if not zipfile.is_zipfile(raw):
+            raise ValueError("it is no npz file")
+        with zipfile.ZipFile(raw) as members:
+            size = sum(member.file_size for member in members.infolist())
+            packed = max(1, os.fstat(raw.fileno()).st_size)
+        # Results are saved without compression: a file that unpacks to much more is no result.
+        if size > _MOST_TIMES * packed + 2**20:
+            raise ValueError(f"it would unpack to {size} bytes")
+        raw.seek(0)
+        with np.load(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+
+
+def _check(leaves: list[np.ndarray], arrays: dict[str, np.ndarray], record: dict) -> None:
+    """Raise a ``ValueError`` if what was read does not fit together."""
+    if not leaves or any(leaf.ndim < 1 or not len(leaf) for leaf in leaves):
+        raise ValueError("it has no particles")
+    if any(leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
+        raise ValueError("its particles are no floating-point numbers")
+    lengths = {len(leaf) for leaf in leaves} | {len(arrays["log_density"])}
+    if len(lengths) != 1:
+        raise ValueError(f"its arrays have different numbers of particles, {sorted(lengths)}")
+    steps = {len(column) for name, column in arrays.items() if name.startswith("history/")}
+    if len(steps) > 1:
+        raise ValueError(f"the columns of its history have different lengths, {sorted(steps)}")
+    for name, kind in _FACTS.items():
+        if not isinstance(record.get(name), kind) or isinstance(record[name], bool):
+            raise ValueError(f"its record has {name} = {record.get(name)!r}")
+
+
+def structure_of(tree: PyTree) -> Any:
     """Describe dicts, lists and tuples as JSON, and any other node by the names of its leaves."""
     if isinstance(tree, np.ndarray):
         return "leaf"
     if tree is None:
         return "none"
     if type(tree) is dict and all(isinstance(name, str) for name in tree):
-        return {"dict": [[name, _structure(tree[name])] for name in sorted(tree)]}
+        return {"dict": [[name, structure_of(tree[name])] for name in sorted(tree)]}
     if type(tree) in (list, tuple):
-        return {type(tree).__name__: [_structure(node) for node in tree]}
+        return {type(tree).__name__: [structure_of(node) for node in tree]}
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths]
     return {_CUSTOM: names}
 
 
-def _rebuild(structure: Any, leaves: list[np.ndarray], like: PyTree | None) -> PyTree:
+def rebuilt(structure: Any, leaves: list[np.ndarray], like: PyTree | None) -> PyTree:
+    """The tree of a structure that was described, or of that of another tree."""
     if like is not None:
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
+        treedef: Any = jax.tree_util.tree_structure(like)
+        if treedef.num_leaves != len(leaves):
+            raise ValueError(f"like has {treedef.num_leaves} arrays, and the file {len(leaves)}")
+        return jax.tree_util.tree_unflatten(treedef, leaves)
     rest = iter(leaves)
 
     def build(node):
@@ -87,7 +139,12 @@ def _rebuild(structure: Any, leaves: list[np.ndarray], like: PyTree | None) -> P
             return {name: build(sub) for name, sub in content}
         if kind == _CUSTOM:
             return {name: next(rest) for name in content}
+        if kind not in ("tuple", "list"):
+            raise ValueError(f"its structure has a node of the unknown kind {kind!r}")
         built = [build(sub) for sub in content]
         return tuple(built) if kind == "tuple" else built
 
-    return build(structure)
+    built = build(structure)
+    if len(jax.tree_util.tree_leaves(built)) != len(leaves):
+        raise ValueError("its structure has another number of arrays than it holds")
+    return built

@@ -1,5 +1,6 @@
 """The start of ``sample``, which turns the user's input into flat particles of one dtype."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from parvi.targets.flatten import Layout
 from parvi.targets.target import AbstractTarget, Target
 
 DEFAULT_NUM_PARTICLES = 512
+# Arrays of the size of the particles that a run holds at once.
+_NUM_ARRAYS = 3
 
 
 def as_target(log_density: Callable | AbstractTarget) -> AbstractTarget:
@@ -22,7 +25,11 @@ def as_target(log_density: Callable | AbstractTarget) -> AbstractTarget:
 def as_key(key: Any) -> Key[Array, ""]:
     """A JAX key from an int, a typed key or an old-style one."""
     if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
-        return jax.random.key(int(key))
+        if not -(2**63) <= key < 2**63:
+            raise ValueError(f"key must be below 2**63 in size, got {key}.")
+        # Without x64 JAX would take the lower half alone, and 2**32 for 0.
+        with jax.enable_x64(True):
+            return jax.random.key(int(key))
     if isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         if key.shape == ():
             return key
@@ -44,7 +51,19 @@ def initial_values(
             )
         return None
     if callable(init):
-        return init(key, DEFAULT_NUM_PARTICLES if num_particles is None else num_particles)
+        wanted = DEFAULT_NUM_PARTICLES if num_particles is None else int(num_particles)
+        values = init(key, wanted)
+        if not jax.tree_util.tree_leaves(values):
+            raise ValueError(
+                f"The function init(key, n) returned {values!r}; it must return n particles."
+            )
+        if (num := _leading(values)) != wanted:
+            raise ValueError(
+                f"The function init(key, n) returned {num} particles for n = {wanted}: it must "
+                "return as many as it is asked for."
+            )
+        return values
+    _check_kind(init)
     if num_particles is not None and num_particles != (num := _leading(init)):
         raise ValueError(
             f"num_particles={num_particles}, but init holds {num} particles; leave "
@@ -53,10 +72,24 @@ def initial_values(
     return init
 
 
-def dtype_of(values: PyTree) -> np.dtype:
+def _check_kind(init: Any) -> None:
+    """Refuse what would be taken for arrays by accident."""
+    for leaf in jax.tree_util.tree_leaves(init):
+        if isinstance(leaf, np.ma.MaskedArray):
+            raise ValueError(
+                "init is a masked array, and particles have no missing numbers: fill it in, for "
+                "instance init.filled(0.0)."
+            )
+        if not isinstance(leaf, (np.ndarray, jax.Array, np.generic)) and hasattr(leaf, "to_numpy"):
+            raise ValueError(
+                f"init holds a {type(leaf).__name__}: give its numbers, init.to_numpy()."
+            )
+
+
+def dtype_of(values: PyTree, target: AbstractTarget) -> np.dtype:
     """The common dtype of all leaves; NumPy's float64 means float64, whatever JAX's flag says."""
     if values is None:
-        return np.dtype(jnp.zeros(()).dtype)
+        return np.dtype(np.float64 if target.is_wide else jnp.zeros(()).dtype)
     leaves = jax.tree_util.tree_leaves(values)
     if not leaves:
         raise ValueError("init is an empty pytree; give an array of shape (n, d).")
@@ -87,8 +120,10 @@ def flat_particles(
         assert target.layout is not None
         num = DEFAULT_NUM_PARTICLES if num_particles is None else num_particles
         _check_count(num)
+        _check_memory(num, target.layout.dim, dtype)
         return target, jax.random.normal(key, (num, target.layout.dim), dtype)
-    _check_count(_leading(values))
+    num = _leading(values)
+    _check_count(num)
     like = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], dtype), values)
     given, found = target.layout, Layout.of(like)
     if given is not None and (given.treedef, given.shapes) != (found.treedef, found.shapes):
@@ -132,6 +167,17 @@ def _check_count(num):
         raise ValueError(
             f"Got {num} particle(s), but a set of particles needs at least 2 to have a spread; "
             "give init with a leading axis of n >= 2, or num_particles=n (512 is the default)."
+        )
+
+
+def _check_memory(num: int, dim: int, dtype: np.dtype) -> None:
+    """Refuse what cannot fit: a run holds about three arrays of the size of the particles."""
+    needed = _NUM_ARRAYS * num * dim * dtype.itemsize
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if jax.default_backend() == "cpu" and needed > there:
+        raise ValueError(
+            f"{num} particles of {dim} numbers in {dtype.name} need about {needed:.1e} bytes of "
+            f"memory, and this machine has {there:.1e}; take fewer particles."
         )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from parvi.run.rows import affordable_rows
+from parvi.run.trees import as_arrays, as_tree
 from parvi.status import Status
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.subset import NUM_PARTS, Subset, Taylor, drawn, error, taylor
@@ -81,6 +82,17 @@ class Rounds:
                 self.error = found
                 return Status.NOISY
             rows = min(2 * rows, self._most)
+
+    def state(self) -> tuple[dict[str, np.ndarray], dict]:
+        """What a checkpoint has to hold: arrays and facts."""
+        facts = {"number": self.number, "error": self.error, "rows": self.subset.num_rows}
+        return as_arrays("rounds", self.subset), facts
+
+    def restore(self, arrays: dict[str, np.ndarray], facts: dict) -> None:
+        """Go on from that state."""
+        self.number, self.error = facts["number"], facts["error"]
+        like = self._subset(facts["rows"], self.subset.centre, None)
+        self.subset = as_tree("rounds", arrays, like)
 
     def words(self) -> str:
         """What is wrong with a run that ended as ``NOISY``."""

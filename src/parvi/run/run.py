@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,13 +18,17 @@ from parvi.counting import separated
 from parvi.evaluation import evaluate, quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
+from parvi.kept import carefully
+from parvi.run.checkpoint import Saved
 from parvi.run.compile.ahead import Ahead, is_new
 from parvi.run.compile.policy import Plan
-from parvi.run.compile.programs import Context, Record, Stepper, begin, lowered
+from parvi.run.compile.programs import Context, Record, Stepper, begin, lowered, memory_like
+from parvi.run.history import joined, record_of
 from parvi.run.initial import as_key, as_target
 from parvi.run.rounds import Rounds
 from parvi.run.rows import compares, with_rows
 from parvi.run.sharding import gathered, replicate, spread, spread_target
+from parvi.run.trees import as_arrays, as_tree
 from parvi.samplers.explore import AbstractExploration
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
 from parvi.status import Status
@@ -188,6 +191,71 @@ class Run:
         until = self.num_steps + num_steps
         while not self.is_done and self.num_steps < until:
             self._advance_stage(until)
+
+    def state(self) -> Saved:
+        """All that is needed to go on with this run in another process, bit for bit."""
+        arrays = as_arrays("carry", self.carry) | as_arrays("start", self._start)
+        for name, place in self._kept.items():
+            arrays |= as_arrays(f"kept/{name}", place)
+        for name, report in self.reports.items():
+            arrays |= as_arrays(f"reports/{name}", report)
+        early, late = self.history[: self._round_began], self.history[self._round_began :]
+        early, late = joined(early), joined(late)
+        self.history, self._round_began = early + late, len(early)
+        for number, (_, records) in enumerate(self.history):
+            arrays |= as_arrays(f"history/{number}", records)
+        facts = {
+            "number": self._number,
+            "first": self._first,
+            "status": int(self.status),
+            "done": {name: int(status) for name, status in self._done.items()},
+            "kept": list(self._kept),
+            "held": self.carry.place.scores is not None,
+            "history": [[name, list(records.info.extra)] for name, records in self.history],
+            "round_began": self._round_began,
+            "compile_seconds": self.compile_seconds,
+        }
+        if self.rounds is not None:
+            more, facts["rounds"] = self.rounds.state()
+            arrays |= more
+        return Saved(arrays, facts)
+
+    def restore(self, saved: Saved) -> None:
+        """Go on from the state of another run of the same target, sampler and key.
+
+        Raises a ``ValueError`` if the state is of another structure.
+        """
+        arrays, facts = saved
+        place = self.carry.place
+        self._start = as_tree("start", arrays, self._start)
+        if self.rounds is not None:
+            self.rounds.restore(arrays, facts["rounds"])
+            self._seen = self.rounds.subset
+        reports: dict[str, Any] = {}
+        done = {name: Status(value) for name, value in facts["done"].items()}
+        for stage in (stage for stage in self.sampler.stages if stage.name in done):
+            context = self._context(stage, reports)
+            unread = self._is_large and context.sampler.asks_means_only
+            like = memory_like(context, Place(place.particles, None, None) if unread else place)
+            like = jax.eval_shape(stage.sampler.report, like)
+            reports[stage.name] = as_tree(f"reports/{stage.name}", arrays, like)
+        self._number, self._first = facts["number"], facts["first"]
+        held = self._read(place, facts["held"])
+        context = self._context(self.stage, reports)
+        careful = self._is_large or self._sharding is not None
+        self.carry = begin(context, self._number, held, self._first, careful)
+        self.carry = as_tree("carry", arrays, self.carry)
+        self._stepper = Stepper(context, self.carry, self._plan)
+        self._compiles = True
+        self._done, self.reports = done, reports
+        self._kept = {name: as_tree(f"kept/{name}", arrays, held) for name in facts["kept"]}
+        self.history = [
+            (name, record_of(arrays, number, extra))
+            for number, (name, extra) in enumerate(facts["history"])
+        ]
+        self._round_began = facts["round_began"]
+        self.status = Status(facts["status"])
+        self.compile_seconds = facts["compile_seconds"]
 
     def _advance_stage(self, until: int) -> None:
         last = self._first + self.stage.sampler.max_steps if self._is_staged else until
@@ -405,7 +473,7 @@ def _holds(condition, place, target, key):
     return condition.holds(Cloud.of(place, target.at(key_target)))
 
 
-@eqx.filter_jit
+@carefully
 def _evaluated(target, key, particles):
     key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))[1]
     return Cloud.at(target.at(key_target), particles).place

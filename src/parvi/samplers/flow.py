@@ -54,6 +54,17 @@ class Flow(AbstractSampler):
     stopping_rule: AbstractStoppingRule = KLRate()
     max_steps: int = 1000
 
+    def __check_init__(self):
+        if not isinstance(self.field, AbstractField):
+            raise ValueError(
+                f"Flow(field, stepper): the first argument must be a field, got {self.field!r}."
+            )
+        if not isinstance(self.stepper, AbstractStepper):
+            raise ValueError(
+                "Flow(field, stepper): the second argument must be a stepper such as "
+                f"parvi.steppers.Constant(0.1), got {self.stepper!r}."
+            )
+
     @property
     def asks_means_only(self):
         return self.field.asks_means_only and self.stepper.asks_means_only

@@ -9,6 +9,7 @@ import abc
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 
@@ -75,6 +76,13 @@ class Interval(AbstractConstraint):
     high: float = 1.0
 
     def __check_init__(self):
+        ends = (self.low, self.high)
+        # Arrays are taken too, one number for each coordinate.
+        if any(isinstance(end, (str, bytes)) for end in ends) or not np.all(np.isfinite(ends)):
+            raise ValueError(
+                f"Interval needs two finite numbers, got {self.low!r} and {self.high!r}; for a "
+                "half-line take Positive() and shift."
+            )
         if not self.low < self.high:
             raise ValueError(f"Interval needs low < high, got low={self.low}, high={self.high}.")
 

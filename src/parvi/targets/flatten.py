@@ -1,6 +1,7 @@
 """Conversion between a user's pytree and the flat, unconstrained vectors used inside."""
 
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -33,6 +34,8 @@ class Layout(eqx.Module):
         leaves, treedef = jax.tree_util.tree_flatten_with_path(like)
         if not leaves:
             raise ValueError("A particle needs at least one array, got an empty pytree.")
+        for path, leaf in leaves:
+            _check_leaf(jax.tree_util.keystr(path), leaf)
         shapes = tuple(tuple(np.shape(leaf)) for _, leaf in leaves)
         paths = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
         return cls(treedef, shapes, paths, _broadcast_constraints(constraints, like, paths))
@@ -92,6 +95,25 @@ class Layout(eqx.Module):
             parts.append((constraint, piece))
             start += size
         return parts
+
+
+def _check_leaf(path: str, leaf: Any) -> None:
+    """Refuse what is no array of real numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    real = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+    if dtype is None and not real:
+        raise ValueError(
+            f"A particle is made of arrays, and like{path} is {leaf!r}; give an array, or its "
+            "shape as jax.ShapeDtypeStruct(shape, float)."
+        )
+    if 0 in np.shape(leaf):
+        raise ValueError(f"A particle needs numbers, and like{path} has shape {np.shape(leaf)}.")
+
+
+def is_wide(like: PyTree) -> bool:
+    """Whether a particle is given in float64, by an array; Python's own numbers do not count."""
+    leaves = jax.tree_util.tree_leaves(like)
+    return any(getattr(leaf, "dtype", None) == np.float64 for leaf in leaves)
 
 
 def _broadcast_constraints(constraints, like, paths) -> tuple[AbstractConstraint, ...]:

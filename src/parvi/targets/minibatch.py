@@ -6,9 +6,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from parvi.targets.flatten import Layout
+from parvi.targets.flatten import Layout, is_wide
 from parvi.targets.rows import RowSum, blocks_for, num_rows_of
 from parvi.targets.target import AbstractTarget, _Frozen
 
@@ -60,6 +61,7 @@ class MiniBatch(AbstractTarget):
     layout: Layout | None
     constraints: Any = eqx.field(static=True)
     num_blocks: int
+    wide: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -72,6 +74,14 @@ class MiniBatch(AbstractTarget):
         num_blocks=1,
     ):
         leaves = jax.tree_util.tree_leaves(data)
+        for leaf in leaves:
+            if not isinstance(leaf, (np.ndarray, jax.Array)) or isinstance(leaf, np.ma.MaskedArray):
+                raise ValueError(
+                    f"data must be arrays, got a {type(leaf).__name__}; give its numbers, for "
+                    "instance table.to_numpy() or array.filled(0.0)."
+                )
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
+            raise ValueError(f"batch_size must be an int, got {batch_size!r}.")
         lengths = sorted({leaf.shape[0] if getattr(leaf, "shape", ()) else 0 for leaf in leaves})
         if len(lengths) != 1 or lengths[0] == 0:
             raise ValueError(
@@ -85,11 +95,16 @@ class MiniBatch(AbstractTarget):
         self.log_prior = log_prior
         self.log_likelihood = log_likelihood
         self.data = data
-        self.batch_size = batch_size
+        self.batch_size = int(batch_size)
         self.constraints = _Frozen(constraints)
         known = like is None or isinstance(like, Layout)
         self.layout = like if known else Layout.of(like, constraints)
         self.num_blocks = num_blocks
+        self.wide = not known and is_wide(like)
+
+    @property
+    def is_wide(self):
+        return self.wide
 
     @property
     def num_rows(self) -> int:

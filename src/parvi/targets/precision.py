@@ -2,37 +2,46 @@
 
 A float64 run happens within ``jax.enable_x64``, whatever the global flag says. If a traced function
 closes over a NumPy array, JAX 0.9 remembers the array in the precision of the first trace for as
-long as that trace lives (its weak cache of canonical constants does not know the flag). A second
-trace in the other precision then fails with mixed dtypes, so the traces are dropped when the
-precision changes (docs/decisions/0008-two-precisions.md).
+long as that trace lives: its weak cache of canonical constants does not know the flag. A second
+trace in the other precision would then fail with mixed dtypes. So this module gives each precision
+a cache of its own (docs/decisions/0008-two-precisions.md).
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
-
-# The flag under which the last run was traced. It is global because JAX's caches are.
-_traced_wide: list[bool] = []
-# Functions that clear our own caches of traces.
-_clearers: list[Callable[[], None]] = []
+from jax._src import abstract_arrays, dtypes, literals
+from jax._src.lib import weakref_lru_cache
 
 
-def cleared_with_traces(clear: Callable[[], None]) -> None:
-    """Register a function to call whenever traces are dropped."""
-    _clearers.append(clear)
+def _cache() -> Any:
+    @weakref_lru_cache.weak_key_weak_value_cache
+    def canonical(array):
+        dtype = dtypes.canonicalize_dtype(array.dtype)
+        return literals.TypedNdArray(np.asarray(array, dtype), weak_type=False)
+
+    return canonical
+
+
+_caches = {False: _cache(), True: _cache()}
+
+
+def _canonical(array: np.ndarray) -> Any:
+    """What JAX does with a NumPy array in a traced function, in one cache for each precision."""
+    return _caches[bool(jax.config.jax_enable_x64)](array)  # type: ignore[attr-defined]
+
+
+_theirs = abstract_arrays._canonicalize_ndarray_dtype
+if dtypes.canonicalize_value_handlers.get(np.ndarray) is _theirs:
+    dtypes.canonicalize_value_handlers[np.ndarray] = _canonical
 
 
 @contextlib.contextmanager
 def precision(dtype: np.dtype) -> Iterator[None]:
     """The context of a run in this dtype: x64 for float64, and JAX's own setting for float32."""
-    default = bool(jax.config.read("jax_enable_x64"))
-    wide = default or dtype == np.float64
-    if wide != (_traced_wide[-1] if _traced_wide else default):
-        jax.clear_caches()
-        for clear in _clearers:
-            clear()
-    _traced_wide[:] = [wide]
+    wide = bool(jax.config.read("jax_enable_x64")) or dtype == np.float64
     with jax.enable_x64(wide):
         yield

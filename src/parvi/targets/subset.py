@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
+from parvi.kept import carefully
 from parvi.targets.flatten import Layout
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.rows import num_rows_of
@@ -112,7 +113,7 @@ class Taylor(NamedTuple):
     bend: Float[Array, "d d"]
 
 
-@eqx.filter_jit
+@carefully
 def taylor(whole: MiniBatch, centre: Float[Array, " d"]) -> Taylor:
     """One pass over all rows for the gradient, and d for the Hessian."""
     layout = whole.layout
@@ -120,7 +121,7 @@ def taylor(whole: MiniBatch, centre: Float[Array, " d"]) -> Taylor:
     return _derivatives(lambda x: whole.likelihood(layout.constrain(x)), centre)
 
 
-@eqx.filter_jit
+@carefully
 def drawn(
     key: Key[Array, ""],
     whole: MiniBatch,
@@ -166,7 +167,7 @@ def _derivatives(function, centre) -> Taylor:
     return Taylor(slope(centre), (bend + bend.T) / 2)
 
 
-@eqx.filter_jit
+@carefully
 def error(subset: Subset, particles: Float[Array, "n d"]) -> Float[Array, ""]:
     """sd(e), the standard deviation over the particles of the log density's error.
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import LogDensity, Place
 from parvi.targets.check import admitted, check_log_density, check_scalar
-from parvi.targets.flatten import Layout
+from parvi.targets.flatten import Layout, is_wide
 
 
 class AbstractTarget(eqx.Module):
@@ -27,6 +27,11 @@ class AbstractTarget(eqx.Module):
     @property
     def is_fixed(self) -> bool:
         """Whether every step sees the same log density."""
+        return False
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether ``like`` was given in float64, so that a run without ``init`` is too."""
         return False
 
     @abc.abstractmethod
@@ -103,6 +108,7 @@ class Target(AbstractTarget):
     constraints: Any = eqx.field(static=True)
     score: Callable | None
     hessian_vector_product: Callable | None
+    wide: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -116,6 +122,11 @@ class Target(AbstractTarget):
             raise ValueError(
                 f"log_density must be a function of one particle, got {type(log_density).__name__}."
             )
+        for name, given in (("score", score), ("hessian_vector_product", hessian_vector_product)):
+            if given is not None and not callable(given):
+                raise ValueError(
+                    f"{name} must be a function of one particle, got {type(given).__name__}."
+                )
         if hessian_vector_product is not None and score is None:
             raise ValueError(
                 "hessian_vector_product is the derivative of score: give score as well, "
@@ -124,12 +135,17 @@ class Target(AbstractTarget):
         self.log_density = log_density
         self.constraints = _Frozen(constraints)
         self.layout = None if like is None else Layout.of(like, constraints)
+        self.wide = is_wide(like)
         self.score = score
         self.hessian_vector_product = hessian_vector_product
 
     @property
     def is_fixed(self):
         return True
+
+    @property
+    def is_wide(self):
+        return self.wide
 
     def at(self, key):
         return self.full()
@@ -162,6 +178,16 @@ class _Frozen:
         return isinstance(other, _Frozen) and self._key() == other._key()
 
 
+def _check_score(slopes, particle) -> None:
+    """Raise a ``ValueError`` if a score is not like its particle; it would be broadcast."""
+    want, got = (jax.tree_util.tree_map(jnp.shape, tree) for tree in (particle, slopes))
+    if want != got:
+        raise ValueError(
+            f"score must return what looks like one particle, of shapes {want}, but it returns "
+            f"{got}."
+        )
+
+
 def _with_score(log_density, score, hessian_vector_product):
     """The log density with its derivatives replaced by the user's own."""
 
@@ -180,6 +206,7 @@ def _with_score(log_density, score, hessian_vector_product):
     @value.defjvp
     def _(primals, tangents):
         slopes = gradient(primals[0])
+        _check_score(slopes, primals[0])
         products = jax.tree_util.tree_map(lambda g, t: jnp.sum(g * t), slopes, tangents[0])
         return value(primals[0]), sum(jax.tree_util.tree_leaves(products))
 

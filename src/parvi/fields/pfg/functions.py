@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 
@@ -131,6 +132,13 @@ class RandomFeatures(AbstractFeatures):
     num_features: int = 64
     activation: Callable = jnp.tanh
     scale: float = 1.0
+
+    def __check_init__(self):
+        if not isinstance(self.num_features, (int, np.integer)) or self.num_features < 1:
+            raise ValueError(
+                f"num_features must be an int of at least 1, got {self.num_features!r}; "
+                "for affine maps alone take Linear()."
+            )
 
     def init(self, key, particles):
         num, dim = particles.shape

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parvi.targets.precision import cleared_with_traces
+from parvi.kept import on_forgetting
 
 # Hashes of what has been compiled: a second run does not ask again, and nothing is kept alive.
 _compiled: set[int] = set()
-cleared_with_traces(_compiled.clear)
+on_forgetting(_compiled.clear)
 
 
 def is_new(asked: Hashable) -> bool:

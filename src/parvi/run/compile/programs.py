@@ -19,11 +19,11 @@ from parvi.cloud import Cloud, Place
 from parvi.counting import numbers, separated, together
 from parvi.evaluation import QUICK, evaluate, quickly
 from parvi.interface import AbstractSampler, Info
+from parvi.kept import kept, on_forgetting
 from parvi.run.compile.policy import CAREFUL, Cost, Plan, planned
 from parvi.run.sharding import constrained
 from parvi.run.step import Stepped, concluded, step
 from parvi.status import Status
-from parvi.targets.precision import cleared_with_traces
 from parvi.targets.target import AbstractTarget
 
 # The largest number of steps of one compiled call.
@@ -87,8 +87,8 @@ def _start(static: tuple, arrays: PyTree[Array], number: Int[Array, ""], place: 
     )
 
 
-_quick_start = jax.jit(_start, static_argnums=0, compiler_options=QUICK)
-_careful_start = jax.jit(_start, static_argnums=0)
+_quick_start = kept(jax.jit(_start, static_argnums=0, compiler_options=QUICK))
+_careful_start = kept(jax.jit(_start, static_argnums=0))
 
 
 def _cloud_and_key(context: Context, carry: Carry) -> tuple[Cloud, Key[Array, ""]]:
@@ -126,6 +126,11 @@ def lowered(context: Context, place: Place, plan: Plan | None = None) -> Iterato
     yield traced.lower()
     carry = _first_carry(0, place, *traced.out_info)
     yield from Stepper(context, carry, plan).lowered(carry)
+
+
+def memory_like(context: Context, place: Place) -> PyTree[jax.ShapeDtypeStruct]:
+    """The structure of the memory with which a stage begins."""
+    return _quick_start.trace(*separated(context), np.int32(0), place).out_info[0]
 
 
 class Programs:
@@ -170,9 +175,11 @@ def _loop(traced, structure, carry, rest, until):
     return jax.tree_util.tree_unflatten(treedef, carry), records
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _traceable(static, carry, arrays):
+def _one_step(static, carry, arrays):
     return one_step(together(static, arrays), carry)
+
+
+_traceable = kept(jax.jit(_one_step, static_argnums=0))
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -182,7 +189,7 @@ def _programs(traced: ClosedJaxpr, structure: Any, is_fixed: bool, sharded: bool
     return Programs(traced, structure, CAREFUL if sharded else planned(cost, is_fixed))
 
 
-cleared_with_traces(_programs.cache_clear)
+on_forgetting(_programs.cache_clear)
 
 
 class Stepper:

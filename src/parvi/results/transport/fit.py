@@ -1,0 +1,209 @@
+"""Fits transport maps: bent layers, one after another, each judged by points it has not seen.
+
+Layers that were fitted to one set of points learn its noise. So before every round fresh
+scrambled-Sobol points of N(0, I) are pushed through the map so far, and the next layer is fitted to
+the velocity of PFG there, in closed form. The exact KL on the next fresh points, less that without
+the layer, decides whether it is kept: the map is never worse than its affine part.
+
+``gaussianised`` goes the other way: the same rounds take particles to N(0, I). It serves where no
+flow leads from a Gaussian to the target but Hamiltonian transitions have made particles of it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from parvi.cloud import Cloud, LogDensity, View
+from parvi.evaluation import quickly
+from parvi.fields.pfg.closed_form import NormalEquations
+from parvi.fields.pfg.functions import RandomFeatures
+from parvi.fields.pfg.preconditioners import at_least_one
+from parvi.geometry.frame import DenseFrame, InFrame
+from parvi.results.transport.chain import Chain, Stack, sobol_normal
+from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted
+
+# Fresh points of a round: the larger of this and that many a dimension.
+_NUM_POINTS, _PER_DIMENSION = 2048, 8
+_NUM_FEATURES, _RIDGE = 128, 0.1
+# Rounds at most, the first step, and the step below which there is nothing left to gain.
+_MOST_ROUNDS, _FIRST_STEP, _LAST_STEP = 16, 0.5, 0.1
+# Gain in nats below which the fit ends.
+_LITTLE = 1e-3
+
+
+class Judged(NamedTuple):
+    """The exact KL, up to a constant, without and with the layer on trial."""
+
+    before: Float[Array, ""]
+    after: Float[Array, ""]
+    kept: Bool[Array, ""]
+
+
+class _Fitting(NamedTuple):
+    """Bent layers, of which the first ``used`` are in use; that on trial; the next one's step."""
+
+    bent: Bent
+    used: Int[Array, ""]
+    candidate: Bent
+    step: Float[Array, ""]
+
+    @classmethod
+    def begun(cls, frame: DenseFrame) -> "_Fitting":
+        dim, dtype = len(frame.mean), frame.mean.dtype
+        empty = Bent(
+            frame,
+            jnp.zeros((_NUM_FEATURES, dim), dtype),
+            jnp.zeros(_NUM_FEATURES, dtype),
+            jnp.zeros((dim, 1 + dim + _NUM_FEATURES), dtype),
+        )
+        bent = jax.tree_util.tree_map(lambda a: jnp.stack([a] * _MOST_ROUNDS), empty)
+        return cls(bent, jnp.zeros((), jnp.int32), empty, jnp.asarray(_FIRST_STEP, dtype))
+
+    def moved(self, points: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
+        """The points' images under all layers in use, and the log determinants."""
+
+        def one(i, state):
+            points, log_det = state
+            layer = jax.tree_util.tree_map(lambda leaf: leaf[i], self.bent)
+            points, own = layer.moved(points)
+            return points, log_det + own
+
+        start = points, jnp.zeros(points.shape[:1], points.dtype)
+        return jax.lax.fori_loop(0, self.used, one, start)
+
+    def settled(self, kept: Bool[Array, ""]) -> "_Fitting":
+        """The fitting after the layer on trial was kept or not."""
+        bent = jax.tree_util.tree_map(
+            lambda every, one: every.at[self.used].set(jnp.where(kept, one, every[self.used])),
+            self.bent,
+            self.candidate,
+        )
+        return self._replace(bent=bent, used=self.used + kept)
+
+    def layers(self) -> tuple[AbstractLayer, ...]:
+        """The layers in use."""
+        count = int(self.used)
+        if not count:
+            return ()
+        return (Stack(jax.tree_util.tree_map(lambda leaf: leaf[:count], self.bent)),)
+
+
+def streamed(
+    log_density: LogDensity, frame: DenseFrame, key: Key[Array, ""]
+) -> tuple[Chain, list[Judged]]:
+    """The map from N(0, I) whose affine part is a frame, and what was found in every round."""
+    dim, dtype = len(frame.mean), frame.mean.dtype
+    num = _num_points(dim)
+    affine = Affine(frame)
+    state, found = _Fitting.begun(frame), []
+    for number, own in enumerate(jax.random.split(key, _MOST_ROUNDS + 1)):
+        key_points, key_features = jax.random.split(own)
+        points = jnp.asarray(sobol_normal(key_points, num, dim), dtype)
+        state, judged = _forth(log_density, affine, state, key_features, points)
+        found.append(judged)
+        if number and _is_over(state, judged):
+            break
+    return Chain((affine, *state.layers())), found
+
+
+def gaussianised(
+    particles: Float[Array, "n d"], held_out: Float[Array, "m d"], key: Key[Array, ""]
+) -> tuple[AbstractLayer, list[Judged]]:
+    """The map from N(0, I) to about the particles' distribution, judged by those held out."""
+    frame = DenseFrame.of(particles)
+    identity = DenseFrame(
+        jnp.zeros_like(frame.mean), jnp.eye(len(frame.mean)), jnp.eye(len(frame.mean))
+    )
+    identity = jax.tree_util.tree_map(lambda a: a.astype(frame.mean.dtype), identity)
+    affine = Inverted(Affine(frame))
+    state, found = _Fitting.begun(identity), []
+    for number, own in enumerate(jax.random.split(key, _MOST_ROUNDS + 1)):
+        state, judged = _back(affine, state, own, particles, held_out)
+        found.append(judged)
+        if number and _is_over(state, judged):
+            break
+    return Inverted(Chain((affine, *state.layers()))), found
+
+
+def _is_over(state: _Fitting, judged: Judged) -> bool:
+    little = float(judged.before - judged.after) < _LITTLE
+    full = int(state.used) >= _MOST_ROUNDS
+    return full or float(state.step) < _LAST_STEP or (bool(judged.kept) and little)
+
+
+@quickly
+def _forth(log_density, affine, state: _Fitting, key, z) -> tuple[_Fitting, Judged]:
+    """Judge the layer on trial by fresh points, and fit the next one to them."""
+    x, first_det = affine.moved(z)
+    old, old_det = state.moved(x)
+    new, new_det = state.candidate.moved(old)
+    clouds = Cloud.at(log_density, jnp.concatenate([old, new]))
+    values, scores = clouds.log_densities, clouds.scores
+    num = len(z)
+    before = -jnp.mean(values[:num] + old_det + first_det)
+    after = -jnp.mean(values[num:] + old_det + new_det + first_det)
+    judged = _judged(state, before, after, jnp.all(jnp.isfinite(scores[num:])))
+    particles, scores, values = jax.tree_util.tree_map(
+        lambda rows: jnp.where(judged.kept, rows[num:], rows[:num]),
+        (clouds.particles, scores, values),
+    )
+    cloud = Cloud(particles, scores, values, log_density)
+    return _next(key, state, judged, cloud), judged
+
+
+@quickly
+def _back(affine, state: _Fitting, key, particles, held_out) -> tuple[_Fitting, Judged]:
+    """The same towards N(0, I), where the log likelihood of particles held out is the judge."""
+    x, first_det = affine.moved(held_out)
+    old, old_det = state.moved(x)
+    new, new_det = state.candidate.moved(old)
+    before = -jnp.mean(_normal(old) + old_det + first_det)
+    after = -jnp.mean(_normal(new) + new_det + old_det + first_det)
+    judged = _judged(state, before, after, jnp.all(jnp.isfinite(new)))
+    own = state.moved(affine(particles))[0]
+    own = jnp.where(judged.kept, state.candidate(own), own)
+    cloud = Cloud(own, -own, _normal(own), lambda x: -0.5 * jnp.sum(x**2))
+    return _next(key, state, judged, cloud), judged
+
+
+def _normal(z):
+    return -0.5 * jnp.sum(z**2, axis=1)
+
+
+def _judged(state: _Fitting, before, after, finite) -> Judged:
+    # The first candidate is the identity; a comparison with NaN is false.
+    begun = jnp.any(state.candidate.weights != 0)
+    return Judged(before, after, begun & (after < before) & finite)
+
+
+def _next(key, state: _Fitting, judged: Judged, cloud) -> _Fitting:
+    """The fitting with the layer on trial settled, and the next one on trial."""
+    begun = jnp.any(state.candidate.weights != 0)
+    step = jnp.where(judged.kept | ~begun, state.step, state.step / 2)
+    return state.settled(judged.kept)._replace(candidate=_layer(key, cloud, step), step=step)
+
+
+def _layer(key, cloud, step) -> Bent:
+    """A step along the velocity of PFG, as in a round of bending."""
+    frame = DenseFrame.of(cloud.particles)
+    seen = View(cloud, InFrame(frame))
+    functions = RandomFeatures(_NUM_FEATURES)
+    directions, offsets = functions.informed(key, seen.particles, seen.scores)
+
+    def sums(block, weights):
+        fisher = block.scores.T @ (weights[:, None] * block.scores)
+        return NormalEquations.share(functions, (directions, offsets), block, weights), fisher
+
+    equations, fisher = seen.mean(sums)
+    weights = equations.weights(at_least_one(fisher), _RIDGE)
+    length = jnp.sqrt(jnp.max(jnp.sum((weights @ equations.gram) * weights, axis=1)))
+    # A trust region of one standard deviation.
+    return Bent(frame, directions, offsets, weights * step / jnp.maximum(step * length, 1.0))
+
+
+def _num_points(dim: int) -> int:
+    """A power of two, as Sobol's points want it."""
+    return 1 << int(np.ceil(np.log2(max(_NUM_POINTS, _PER_DIMENSION * dim))))

@@ -1,0 +1,128 @@
+"""Makes the transport map of a run: a streamed one, one from flown particles, or one for each mode.
+
+A streamed map is tried first. If its weighted draws are worth little, Hamiltonian transitions make
+more particles, the same rounds take these to N(0, I), and whichever map gives particles that were
+held out the higher density is taken. If neither holds, there is no map, and that is said.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from parvi.cloud import Place
+from parvi.evaluation import evaluate
+from parvi.geometry.bridge import hessian_axes
+from parvi.geometry.frame import DenseFrame, tells_covariance
+from parvi.geometry.peaks import climbed
+from parvi.kept import carefully
+from parvi.results.transport.fit import gaussianised, streamed
+from parvi.results.transport.layers import AbstractLayer
+from parvi.results.transport.transport import Transport
+from parvi.run.run import Run
+from parvi.samplers.gather import Gather
+from parvi.targets.target import AbstractTarget, Target
+
+# Draws by which maps are judged.
+_NUM_DRAWS = 4096
+# Share of effective draws from which on a streamed map is taken as it is.
+_GOOD = 0.5
+# Sets of flown particles, and how many of them are held out.
+_NUM_SETS, _HELD_OUT = 20, 4
+
+
+def transport_of(
+    target: AbstractTarget,
+    flat: Float[np.ndarray, "n d"],
+    labels: Int[np.ndarray, " n"] | None,
+    key: Key[Array, ""],
+) -> Transport:
+    """The map of flat and unconstrained particles, which lie in modes that the labels tell.
+
+    Raises a ``ValueError`` where there is none.
+    """
+    num, dim = flat.shape
+    if not tells_covariance((num, dim)):
+        raise ValueError(
+            f"There is no map here: {num} particles do not determine the covariance of {dim} "
+            "parameters. Run with at least 1.5 particles a parameter."
+        )
+    density, dtype, layout = target.full(), flat.dtype, target.layout
+    assert layout is not None
+    key_first, key_second, key_flown, key_back = jax.random.split(key, 4)
+
+    def transport(maps, weights=(1.0,)):
+        log_weights = np.log(np.asarray(weights)).astype(dtype)
+        return Transport(tuple(_on_host(maps)), log_weights, layout, target)
+
+    if labels is not None and labels.max() > 0:
+        weights = np.bincount(labels) / len(labels)
+        maps = [
+            streamed(density, _frame(density, flat, labels == k), own)[0]
+            for k, own in enumerate(jax.random.split(key_first, len(weights)))
+        ]
+        return judged(transport(maps, weights), key_second)
+    first = transport([streamed(density, DenseFrame.of(jnp.asarray(flat)), key_first)[0]])
+    found = first.importance(_NUM_DRAWS, key_second)
+    if found and found.share >= _GOOD:
+        return first
+    visits = jnp.asarray(flown(target, flat, _NUM_SETS, key_flown))
+    held_out = visits[-_HELD_OUT:].reshape(-1, dim)
+    others = visits[:-_HELD_OUT].reshape(-1, dim)
+    second = transport([gaussianised(others, held_out, key_back)[0]])
+    likelihoods = [float(np.median(each.log_prob_flat(held_out))) for each in (first, second)]
+    return judged(first if likelihoods[0] > likelihoods[1] else second, key_second)
+
+
+def judged(transport: Transport, key: Key[Array, ""]) -> Transport:
+    """The map, unless its weighted draws are worth too little."""
+    found = transport.importance(_NUM_DRAWS, key)
+    if found:
+        return transport
+    raise ValueError(
+        f"There is no map here: {found.trouble}. The particles may be right all the same: "
+        "result.check() tests them. For the evidence, run parvi.samplers.temper.Temper() from them."
+    )
+
+
+def _on_host(maps: list[AbstractLayer]) -> list[AbstractLayer]:
+    """The maps with NumPy arrays, which a program takes in its own precision."""
+    return jax.tree_util.tree_map(np.asarray, maps)
+
+
+def _frame(density, flat, own) -> DenseFrame:
+    """The frame of a mode: of its particles or, if these are few, of the Hessian at its peak."""
+    particles = jnp.asarray(flat[own])
+    if tells_covariance(particles.shape):
+        return DenseFrame.of(particles)
+    values, scores = evaluate(density, particles)
+    unit = jnp.std(scores, axis=0) + jnp.finfo(particles.dtype).tiny
+    best = particles[jnp.argmax(values)]
+    peak = _climbed(density, best[None], unit)[0][0]
+    axes = _hessian_axes(density, peak, unit)
+    return DenseFrame(peak, axes.factor, axes.inverse)
+
+
+_climbed, _hessian_axes = carefully(climbed), carefully(hessian_axes)
+
+
+def flown(
+    target: AbstractTarget, flat: Any, num_sets: int, key: Key[Array, ""]
+) -> Float[np.ndarray, "t n d"]:
+    """Places that Hamiltonian transitions visit, each as many as there are particles."""
+    particles = jnp.asarray(flat)
+    if not target.is_fixed:
+        target = Target(target.full(), like=np.zeros(flat.shape[1], flat.dtype))
+    values, scores = evaluate(target.full(), particles)
+    run = Run(target, Gather(num_sets), key, Place(particles, scores, values))
+    while not run.is_done and run.num_steps < run.stage.sampler.max_steps:
+        run.advance(run.stage.sampler.max_steps)
+    made = int(run.memory.num_made)
+    if made < num_sets:
+        raise ValueError(
+            f"Only {made} of {num_sets} Hamiltonian transitions were accepted by enough "
+            "particles: there is no way from these particles to more of them."
+        )
+    return np.asarray(run.memory.visits)

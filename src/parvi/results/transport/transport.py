@@ -1,0 +1,247 @@
+"""``Transport``: maps from N(0, I) to the target, with their exact density."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from parvi.cloud import LogDensity
+from parvi.kept import carefully
+from parvi.results.transport.chain import sobol_normal
+from parvi.results.transport.importance import Importance, heavy_normal, log_heavy, log_normal
+from parvi.results.transport.layers import AbstractLayer
+from parvi.run.initial import as_key
+from parvi.run.surroundings import surrounded
+from parvi.targets.flatten import Layout
+from parvi.targets.target import AbstractTarget
+
+# Draws whose log density is evaluated at once.
+_AT_ONCE = 1024
+
+
+class Transport(eqx.Module):
+    """A mixture of smooth maps of N(0, I), one for every mode, with its exact density.
+
+    It is a distribution of its own: ``draw`` and ``log_prob`` work on particles as the user writes
+    them, and under ``jit``, ``vmap`` and ``grad``. ``importance`` says how far it is from the
+    target.
+
+    Parameters
+    ----------
+    maps
+        The maps, from N(0, I) to flat and unconstrained points.
+    log_weights
+        The logs of their weights.
+    layout
+        From flat and unconstrained points to particles as the user writes them.
+    target
+        What draws are weighed by; None after loading.
+    """
+
+    maps: tuple[AbstractLayer, ...]
+    log_weights: Float[Any, " m"]
+    layout: Layout
+    target: AbstractTarget | None
+
+    @property
+    def dim(self) -> int:
+        """d, the number of unconstrained numbers."""
+        return self.layout.dim
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the run."""
+        return np.dtype(self.log_weights.dtype)
+
+    def draw(self, key: Any, num: int, sobol: bool = False) -> PyTree[Array]:
+        """Draws in the structure and on the scale of the particles.
+
+        Parameters
+        ----------
+        key
+            An int or a JAX key.
+        num
+            The number of draws.
+        sobol
+            Whether they are images of scrambled-Sobol points: together closer to the map's
+            distribution than independent draws. Not under ``jit``.
+        """
+        with self._ready(key):
+            flat = self._drawn_flat(as_key(key), num, sobol)
+            return _given(_constrained(self.layout, flat))
+
+    def draw_flat(self, key: Any, num: int, sobol: bool = False) -> Float[Array, "n d"]:
+        """As ``draw``, flat and unconstrained."""
+        with self._ready(key):
+            return _given(self._drawn_flat(as_key(key), num, sobol))
+
+    def log_prob(self, particles: PyTree[Array]) -> Float[Array, " n"]:
+        """The log density of the map at any particles, on their own scale.
+
+        It is -inf where the map has no inverse, which is found by Newton's method.
+        """
+        with self._ready(particles):
+            return _given(_log_prob(self, particles))
+
+    def log_prob_flat(self, flat: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The log density at flat and unconstrained points, on that scale."""
+        with self._ready(flat):
+            return _given(_log_prob_flat(self, jnp.asarray(flat), log_normal))
+
+    def importance(self, num: int = 16_384, key: Any = 0, target: Any = None) -> Importance:
+        """Draws with weights p / q, what they are worth, and the evidence.
+
+        The base has heavier tails than N(0, I), so that tails which the map misses show.
+
+        Parameters
+        ----------
+        num
+            The number of draws.
+        key
+            An int or a JAX key.
+        target
+            The target, if the map was loaded from a file.
+        """
+        target = self.target if target is None else target
+        if target is None:
+            raise ValueError(
+                "A loaded map does not hold the log density that draws are weighed by: give it, "
+                "transport.importance(target=...)."
+            )
+        if not isinstance(num, (int, np.integer)) or num < 16:
+            raise ValueError(f"num must be an int of at least 16, got {num!r}.")
+        with self._ready(key):
+            flat, log_weights = _weighed(self, _density_of(target, self.layout), as_key(key), num)
+            return Importance.of(flat, log_weights)
+
+    def distil(self, key: Any = 0) -> "Transport":
+        """One layer in place of many, for cheaper draws; ``importance`` says what it is worth.
+
+        A network of 256 features is fitted to where the map takes points. A ``ValueError`` says so
+        if it comes out worth less than half as much as the map.
+        """
+        from parvi.results.transport.distil import distilled
+
+        if len(self.maps) > 1:
+            raise ValueError(
+                f"There are {len(self.maps)} maps, one for every mode, and one network cannot "
+                "stand for them: use this map itself."
+            )
+        with self._ready(key):
+            layer = distilled(self.maps[0], self.dim, self.dtype, as_key(key))
+            maps = jax.tree_util.tree_map(np.asarray, (layer,))
+        new = Transport(maps, self.log_weights, self.layout, self.target)
+        if self.target is None:
+            return new
+        before, after = (each.importance(4096, key).share for each in (self, new))
+        if not after >= before / 2:
+            raise ValueError(
+                f"One network does not hold this map: its draws are worth {after:.2f} of "
+                f"independent ones, and those of the map {before:.2f}. Use the map itself."
+            )
+        return new
+
+    def _drawn_flat(self, key, num, sobol):
+        if sobol:
+            # One dimension more decides which map a point goes through.
+            more = len(self.maps) > 1
+            z = jnp.asarray(sobol_normal(key, num, self.dim + more), self.dtype)
+            uniforms = jax.scipy.stats.norm.cdf(z[:, -1]) if more else None
+            return _pushed_each(self, z[:, : self.dim], uniforms)
+        return _drawn(self, key, num)
+
+    @contextlib.contextmanager
+    def _ready(self, given: Any) -> Iterator[None]:
+        """The precision of the run, unless the caller is tracing."""
+        leaves = jax.tree_util.tree_leaves((given, self))
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            yield
+            return
+        with surrounded(self.dtype):
+            yield
+
+
+def _given(tree: PyTree[Array]) -> PyTree[Array]:
+    """NumPy arrays, unless the caller is tracing: JAX's own may be of another precision."""
+    leaves = jax.tree_util.tree_leaves(tree)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return tree
+    return jax.tree_util.tree_map(np.asarray, tree)
+
+
+def _density_of(target: Any, layout: Layout) -> LogDensity:
+    from parvi.run.initial import as_target
+
+    target = as_target(target)
+    if target.layout is None:
+        target = eqx.tree_at(lambda t: t.layout, target, layout, is_leaf=lambda x: x is None)
+    return target.full()
+
+
+@carefully
+def _constrained(layout, flat):
+    return jax.vmap(layout.constrain)(flat)
+
+
+@carefully
+def _drawn(transport: Transport, key, num: int):
+    key_base, key_map = jax.random.split(key)
+    z = jax.random.normal(key_base, (num, transport.dim), transport.log_weights.dtype)
+    more = len(transport.maps) > 1
+    uniforms = jax.random.uniform(key_map, (num,), z.dtype) if more else None
+    return _pushed(transport, z, uniforms)[0]
+
+
+@carefully
+def _pushed_each(transport: Transport, z, uniforms):
+    return _pushed(transport, z, uniforms)[0]
+
+
+def _pushed(transport: Transport, z, uniforms):
+    """The images of base points, each under one map, and the maps' numbers."""
+    if uniforms is None:
+        return transport.maps[0](z), jnp.zeros(len(z), jnp.int32)
+    shares = jnp.cumsum(jax.nn.softmax(transport.log_weights))
+    number = jnp.minimum(jnp.searchsorted(shares, uniforms), len(transport.maps) - 1)
+    images = jnp.stack([layer(z) for layer in transport.maps])
+    return jnp.take_along_axis(images, number[None, :, None], axis=0)[0], number
+
+
+@carefully
+def _log_prob(transport: Transport, particles):
+    layout = transport.layout
+    flat = jax.vmap(layout.unconstrain)(particles)
+    found = _log_prob_flat(transport, flat, log_normal)
+    return found - jax.vmap(layout.log_jacobian)(flat)
+
+
+@carefully
+def _log_prob_flat(transport: Transport, flat, log_base: Callable):
+    """The log density at flat points, of the maps of a base."""
+    found = []
+    for weight, layer in zip(transport.log_weights, transport.maps, strict=True):
+        z = layer.inverse(flat)
+        own = weight + log_base(z) - layer.log_det(z)
+        found.append(jnp.where(jnp.isnan(own), -jnp.inf, own))
+    return jax.scipy.special.logsumexp(jnp.stack(found), axis=0)
+
+
+@carefully
+def _weighed(transport: Transport, log_density, key, num: int):
+    """Draws of the maps of the heavy-tailed base, with their log weights."""
+    dtype = transport.log_weights.dtype
+    key_base, key_map = jax.random.split(key)
+    z = heavy_normal(key_base, num, transport.dim, dtype)
+    if len(transport.maps) == 1:
+        x, log_det = transport.maps[0].moved(z)
+        log_q = log_heavy(z) - log_det
+    else:
+        x, _ = _pushed(transport, z, jax.random.uniform(key_map, (num,), dtype))
+        log_q = _log_prob_flat(transport, x, log_heavy)
+    values = jax.lax.map(log_density, x, batch_size=min(num, _AT_ONCE))
+    return x, values - log_q

@@ -1,0 +1,124 @@
+"""Layers against automatic differentiation, and densities that integrate to one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from parvi.geometry.frame import DenseFrame
+from parvi.results.transport.chain import Chain, Stack, sobol_normal
+from parvi.results.transport.importance import heavy_normal, log_heavy, log_normal
+from parvi.results.transport.layers import Affine, Bent, Inverted
+
+
+def frame_of(rng, dim):
+    return DenseFrame.of(jnp.asarray(rng.normal(size=(50, dim)) @ rng.normal(size=(dim, dim)) + 1))
+
+
+def bent_of(rng, dim, num_features, size=0.3):
+    """A layer whose slopes are so small that it has an inverse everywhere."""
+    directions = rng.normal(size=(num_features, dim)) / dim**0.5
+    weights = rng.normal(size=(dim, 1 + dim + num_features))
+    scale = size / np.linalg.norm(weights[:, 1:], 2) / max(1.0, np.linalg.norm(directions, 2))
+    return Bent(
+        frame_of(rng, dim),
+        jnp.asarray(directions),
+        jnp.asarray(rng.normal(size=num_features)),
+        jnp.asarray(weights * scale),
+    )
+
+
+def chain_of(rng, dim, num_features):
+    bent = [bent_of(rng, dim, num_features) for _ in range(3)]
+    stacked = jax.tree_util.tree_map(lambda *leaves: jnp.stack(leaves), *bent)
+    return Chain((Affine(frame_of(rng, dim)), Stack(stacked)))
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+# More features than dimensions, and fewer: the determinant lemma is used in the smaller of both.
+@pytest.mark.parametrize(("dim", "num_features"), [(3, 7), (7, 3)])
+@pytest.mark.parametrize("inverted", [False, True])
+def test_moves_determinants_and_inverses(dim, num_features, inverted):
+    rng = np.random.default_rng(dim)
+    layer = chain_of(rng, dim, num_features)
+    layer = Inverted(layer) if inverted else layer
+    points = jnp.asarray(rng.normal(size=(5, dim)))
+    jacobians = jax.vmap(jax.jacfwd(lambda x: layer(x[None])[0]))(points)
+    expected = np.linalg.slogdet(np.asarray(jacobians))[1]
+    np.testing.assert_allclose(layer.log_det(points), expected, rtol=1e-10, atol=1e-10)
+    images, log_det = layer.moved(points)
+    np.testing.assert_allclose(images, layer(points), rtol=1e-12)
+    np.testing.assert_allclose(log_det, expected, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(layer.inverse(images), points, rtol=1e-10, atol=1e-10)
+
+
+def test_the_inverse_can_be_differentiated_twice():
+    rng = np.random.default_rng(0)
+    layer = bent_of(rng, 2, 5)
+
+    def density(x):
+        z = layer.inverse(x[None])
+        return (log_normal(z) - layer.log_det(z))[0]
+
+    point = jnp.asarray(rng.normal(size=2))
+    step = 1e-4
+    offsets = step * np.eye(2)
+    slope = [(density(point + o) - density(point - o)) / (2 * step) for o in offsets]
+    np.testing.assert_allclose(jax.grad(density)(point), slope, rtol=1e-6, atol=1e-6)
+    bend = [
+        (jax.grad(density)(point + o) - jax.grad(density)(point - o)) / (2 * step) for o in offsets
+    ]
+    np.testing.assert_allclose(jax.hessian(density)(point), bend, rtol=1e-5, atol=1e-5)
+
+
+def test_a_point_without_an_inverse_is_nan():
+    # x - 2 tanh(x) goes back on itself, so Newton's method may end where the slope is zero.
+    frame = DenseFrame(jnp.zeros(1), jnp.eye(1), jnp.eye(1))
+    flat = Bent(frame, jnp.ones((1, 1)), jnp.zeros(1), jnp.asarray([[0.0, -1.0, 1.0]]))
+    # tanh alone has no image beyond 1.
+    assert np.isnan(flat.inverse(jnp.asarray([[3.0]]))).all()
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_densities_integrate_to_one(dim):
+    layer = chain_of(np.random.default_rng(3), dim, 4)
+    centre = np.asarray(layer(jnp.zeros((1, dim))))[0]
+    images = np.asarray(layer(jnp.asarray(np.random.default_rng(0).normal(size=(2000, dim)))))
+    width = 8 * images.std(axis=0)
+    num = 4000 if dim == 1 else 300
+    axes = [np.linspace(c - w, c + w, num) for c, w in zip(centre, width, strict=True)]
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, dim)
+    z = layer.inverse(jnp.asarray(grid))
+    density = np.exp(np.asarray(log_normal(z) - layer.log_det(z)))
+    cell = np.prod([axis[1] - axis[0] for axis in axes])
+    assert density.sum() * cell == pytest.approx(1, abs=2e-3)
+
+
+def test_the_heavy_base_is_what_it_says():
+    import scipy.stats
+
+    z = np.random.default_rng(0).normal(size=(6, 3)) * 3
+    mixture = np.logaddexp(
+        np.log(0.9) + scipy.stats.multivariate_normal(np.zeros(3)).logpdf(z),
+        np.log(0.1) + scipy.stats.multivariate_t(np.zeros(3), df=4).logpdf(z),
+    )
+    np.testing.assert_allclose(log_heavy(jnp.asarray(z)), mixture, rtol=1e-12)
+    draws = np.asarray(heavy_normal(jax.random.key(0), 200_000, 1, jnp.float64))
+    # The kurtosis of t_4 is infinite, so probabilities are compared: P(|z| > 4).
+    expected = 0.9 * 2 * scipy.stats.norm.sf(4) + 0.1 * 2 * scipy.stats.t(4).sf(4)
+    error = 4 * (expected / 200_000) ** 0.5
+    assert np.mean(np.abs(draws) > 4) == pytest.approx(expected, abs=error)
+
+
+def test_sobol_points_are_normal_and_even():
+    points = sobol_normal(jax.random.key(0), 500, 3)
+    assert points.shape == (500, 3)
+    # Independent points would be off by 0.045.
+    assert np.abs(points.mean(axis=0)).max() < 0.01
+    np.testing.assert_array_equal(points, sobol_normal(jax.random.key(0), 500, 3))
+    assert not np.array_equal(points, sobol_normal(jax.random.key(1), 500, 3))

@@ -1,0 +1,251 @@
+"""Maps of whole runs: densities, draws, evidence, and what they say where they do not hold."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import parvi
+from parvi.geometry.frame import DenseFrame
+from parvi.results.transport.importance import Importance
+from parvi.results.transport.layers import Affine
+from parvi.results.transport.making import judged
+from parvi.results.transport.transport import Transport
+from parvi.results.transport.witness import witnessed
+
+pytestmark = pytest.mark.xdist_group("transport")
+
+FACTOR = np.linalg.cholesky(np.array([[2.0, 0.8, 0.1], [0.8, 1.0, 0.0], [0.1, 0.0, 0.5]]))
+MEAN = np.array([1.0, -2.0, 0.5])
+
+
+def gaussian(x):
+    z = jnp.linalg.solve(jnp.asarray(FACTOR), x - MEAN)
+    return -0.5 * jnp.sum(z**2)
+
+
+def skewed(x):
+    return jnp.sum(1.5 * x - jnp.exp(x)) - 0.5 * jnp.sum(jnp.diff(x) ** 2)
+
+
+def start(dim, num=512):
+    return np.random.default_rng(0).normal(size=(num, dim))
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return parvi.sample(gaussian, start(3))
+
+
+@pytest.fixture(scope="module")
+def bent():
+    return parvi.sample(skewed, start(3), transport=True)
+
+
+def test_exact_on_gaussians(exact):
+    points = start(3, 50) * 2
+    expected = scipy.stats.multivariate_normal(MEAN, FACTOR @ FACTOR.T).logpdf(points)
+    np.testing.assert_allclose(exact.transport.log_prob(points), expected, rtol=2e-3)
+    found = exact.importance
+    assert found.share > 0.9
+    constant = np.linalg.slogdet(FACTOR)[1] + 1.5 * np.log(2 * np.pi)
+    assert found.standard_error < 0.01
+    assert abs(exact.log_evidence() - constant) < 3 * found.standard_error
+
+
+def test_a_bent_target(bent):
+    """The density of the map is that of its own draws, and better than the affine part alone."""
+    transport = bent.transport
+    assert bent.status == parvi.Status.CONVERGED
+    assert bent.importance.share > 0.85
+    flat = transport.draw_flat(3, 2000)
+    # By the entropy of the draws: E[log q] of a Gaussian with their covariance is a lower bound.
+    covariance = np.cov(np.asarray(flat).T)
+    entropy = 0.5 * np.linalg.slogdet(2 * np.pi * np.e * covariance)[1]
+    assert -np.mean(transport.log_prob_flat(flat)) < entropy
+    affine = Transport(
+        (transport.maps[0].layers[0],), transport.log_weights, transport.layout, transport.target
+    )
+    assert affine.importance(4096).share < bent.importance.share - 0.05
+
+
+def test_sobol_draws_are_closer_than_independent_ones(bent):
+    transport = bent.transport
+    truth = transport.draw(0, 100_000).mean(axis=0)
+
+    def error(sobol):
+        sets = [transport.draw(seed, 256, sobol=sobol) for seed in range(10)]
+        return np.mean([(np.asarray(draws).mean(axis=0) - truth) ** 2 for draws in sets])
+
+    assert error(True) < 0.3 * error(False)
+
+
+def test_works_under_transformations(bent):
+    transport = bent.transport
+    points = bent.particles[:4]
+    expected = transport.log_prob(points)
+    with jax.enable_x64(True):
+        each = jax.vmap(lambda x: transport.log_prob(x[None])[0])
+        np.testing.assert_allclose(jax.jit(each)(points), expected, rtol=1e-9)
+        slope = jax.grad(lambda x: transport.log_prob(x[None])[0])(points[0])
+        step = 1e-5 * np.eye(3)[0]
+        ends = transport.log_prob(np.stack([points[0] + step, points[0] - step]))
+        np.testing.assert_allclose(slope[0], (ends[0] - ends[1]) / 2e-5, rtol=1e-4)
+        drawn = jax.jit(lambda key: transport.draw(key, 3))(jax.random.key(0))
+    np.testing.assert_allclose(drawn, transport.draw(0, 3), rtol=1e-9)
+
+
+def test_particles_on_a_constrained_scale(tmp_path):
+    """A gamma and a normal distribution: density on the user's scale, evidence, and the file."""
+
+    def log_density(p):
+        return 2 * jnp.log(p["rate"]) - 3 * p["rate"] - 0.5 * p["x"] ** 2
+
+    target = parvi.Target(log_density, constraints={"rate": parvi.Positive()})
+    rng = np.random.default_rng(0)
+    init = {"rate": rng.gamma(2, size=300), "x": rng.normal(size=300)}
+    result = parvi.sample(target, init)
+    points = {"rate": np.array([0.3, 1.0, 2.5]), "x": np.array([0.0, -1.0, 2.0])}
+    expected = scipy.stats.gamma(3, scale=1 / 3).logpdf(points["rate"])
+    expected = expected + scipy.stats.norm.logpdf(points["x"])
+    np.testing.assert_allclose(result.transport.log_prob(points), expected, atol=0.25)
+    constant = np.log(2 / 27) + 0.5 * np.log(2 * np.pi)
+    assert result.log_evidence() == pytest.approx(constant, abs=0.01)
+    assert result.transport.draw(0, 7)["rate"].min() > 0
+
+    path = tmp_path / "run.npz"
+    result.save(path)
+    loaded = parvi.load(path)
+    np.testing.assert_array_equal(
+        loaded.transport.draw(5, 4)["rate"], result.transport.draw(5, 4)["rate"]
+    )
+    with pytest.raises(ValueError, match="does not hold the log density"):
+        loaded.transport.importance()
+    again = loaded.transport.importance(4096, target=target)
+    assert again.log_evidence == result.transport.importance(4096).log_evidence
+
+
+@pytest.mark.slow
+def test_modes_get_a_map_each():
+    def log_density(x):
+        left = -0.5 * jnp.sum((x + 4) ** 2) + jnp.log(0.3)
+        right = -0.5 * jnp.sum((x - 4) ** 2 / 0.25) + jnp.log(0.7) + 2 * jnp.log(2.0)
+        return jnp.logaddexp(left, right)
+
+    result = parvi.sample(log_density, 3 * start(2))
+    transport = result.transport
+    assert len(transport.maps) == 2
+    np.testing.assert_allclose(sorted(np.exp(transport.log_weights)), [0.3, 0.7], atol=0.03)
+    found = transport.importance(4096)
+    assert found.share > 0.8
+    assert abs(found.log_evidence - np.log(2 * np.pi)) < 3 * found.standard_error + 1e-3
+    with pytest.raises(ValueError, match="2 maps, one for every mode"):
+        transport.distil()
+
+
+def test_where_there_is_no_map(exact):
+    """A map to a tenth of the target's width is refused, and so is one of too few particles."""
+    transport = exact.transport
+    affine = transport.maps[0].layers[0]
+    narrow = DenseFrame(affine.frame.mean, affine.frame.factor / 10, affine.frame.inverse * 10)
+    bad = Transport((Affine(narrow),), transport.log_weights, transport.layout, transport.target)
+    with pytest.raises(ValueError, match="There is no map here"):
+        judged(bad, jax.random.key(0))
+    few = parvi.sample(gaussian, start(3, 4), num_steps=0)
+    with pytest.raises(ValueError, match="do not determine the covariance"):
+        few.transport  # noqa: B018
+    with pytest.raises(ValueError, match="do not determine the covariance"):
+        few.log_evidence()
+    assert few.more(9).shape == (9, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ring", "funnel", "cauchy", "missed mode"])
+def test_hard_shapes_have_a_good_map_or_none(name):
+    """Whatever a map says of itself must hold: its evidence is right, or it is refused."""
+    angles = np.random.default_rng(0).uniform(0, 2 * np.pi, size=512)
+    dim, init, log_density, truth = {
+        "ring": (
+            2,
+            3 * np.stack([np.cos(angles), np.sin(angles)], axis=1),
+            lambda x: -0.5 * (jnp.sqrt(jnp.sum(x**2)) - 3.0) ** 2 / 0.1**2,
+            np.log(2 * np.pi * 3.0 * 0.1 * np.sqrt(2 * np.pi)),
+        ),
+        "funnel": (
+            3,
+            None,
+            lambda x: -(x[0] ** 2) / 18 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - x[0],
+            np.log(3.0) + 1.5 * np.log(2 * np.pi),
+        ),
+        "cauchy": (3, None, lambda x: -2.0 * jnp.log1p(jnp.sum(x**2)), 2 * np.log(np.pi)),
+        "missed mode": (
+            2,
+            -6 + 0.5 * start(2),
+            lambda x: jnp.logaddexp(
+                -0.5 * jnp.sum((x + 6) ** 2), -0.5 * jnp.sum((x - 6) ** 2) + 1.0
+            ),
+            np.log(2 * np.pi * (1 + np.e)),
+        ),
+    }[name]
+    init = start(dim) if init is None else init
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", parvi.NotAtRestWarning)
+        result = parvi.sample(log_density, init, throw=False)
+    try:
+        found = result.importance
+    except ValueError:
+        # There is no map here, and that was said.
+        found = None
+    assert not found or abs(found.log_evidence - truth) < 4 * found.standard_error + 0.02
+
+
+def test_more_particles(bent):
+    more = bent.more(3000)
+    assert more.shape == (3000, 3)
+    np.testing.assert_allclose(more.mean(axis=0), bent.particles.mean(axis=0), atol=0.1)
+    np.testing.assert_array_equal(bent.more(10), bent.more(10))
+    with pytest.raises(ValueError, match="at least 1"):
+        bent.more(0)
+
+
+def test_the_witness_sees_what_is_wrong(bent):
+    flat = bent.particles
+    found = bent.importance
+    assert witnessed(found, flat).agrees
+    assert bent.check()
+    centre = flat.mean(axis=0)
+    assert not witnessed(found, centre + 0.8 * (flat - centre)).agrees
+    assert not witnessed(found, flat + 0.25 * flat.std(axis=0)).agrees
+    # Independent draws are not flagged.
+    draws = np.random.default_rng(0).choice(len(found.draws), (40, 512), p=found.weights)
+    assert all(witnessed(found, found.draws[rows]).agrees for rows in draws)
+
+
+def test_weights_that_cannot_be_relied_on():
+    rng = np.random.default_rng(0)
+    even = Importance.of(rng.normal(size=(800, 2)), np.zeros(800))
+    assert even
+    assert even.share == pytest.approx(1)
+    assert even.log_evidence == pytest.approx(0)
+    assert even.standard_error == pytest.approx(0)
+    rare = np.zeros(800)
+    rare[700] = np.log(2000.0)
+    found = Importance.of(rng.normal(size=(800, 2)), rare)
+    assert not found
+    assert "There is no good map here" in str(found)
+    falling = np.zeros(8000)
+    falling[5000] = np.log(100.0)
+    assert "falls" in str(Importance.of(rng.normal(size=(8000, 2)), falling))
+    nothing = Importance.of(rng.normal(size=(80, 2)), np.full(80, -np.inf))
+    assert nothing.share == 0
+
+
+@pytest.mark.slow
+def test_distilled(bent):
+    one = bent.transport.distil()
+    share = one.importance(4096).share
+    assert share > 0.5
+    assert len(one.maps[0].layers) == 2

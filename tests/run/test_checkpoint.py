@@ -1,0 +1,166 @@
+"""Runs that are killed, preempted or interrupted go on bit for bit as if nothing had happened."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.run.checkpointed import KINDS, problem
+
+import parvi
+from parvi.run import checkpoint
+from parvi.run.run import Run
+from parvi.targets.precision import precision
+
+pytestmark = pytest.mark.xdist_group("checkpoint")
+
+SCRIPT = pathlib.Path(__file__).with_name("checkpointed.py")
+
+
+def child(kind, folder, output):
+    root = SCRIPT.parents[2]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    words = [sys.executable, str(SCRIPT), kind, str(folder), str(output)]
+    return subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finished(kind, folder, output):
+    process = child(kind, folder, output)
+    text, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, text.decode()
+    return np.load(output)
+
+
+def same(one, other):
+    for name in ("particles", "steps", "status", "stages", "kl_rate"):
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def begun(kind):
+    target, start, settings = problem(kind)
+    with jax.enable_x64(False):
+        return Run.begin(target, start, settings.get("sampler", parvi.pfg()), key=3)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def whole(request):
+    run = begun(request.param)
+    limit = 300 if request.param == "rows" else 10_000
+    with precision(np.dtype(np.float32)):
+        run.advance(limit)
+    return request.param, limit, run
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+def test_the_state_is_all_that_is_needed(whole, share, tmp_path):
+    """Through a file, and into a run that knows nothing but target, sampler and key."""
+    kind, limit, expected = whole
+    first, second = begun(kind), begun(kind)
+    kept = checkpoint.Checkpoint(tmp_path, {"a": "b"})
+    with precision(np.dtype(np.float32)):
+        first.advance(max(1, int(share * expected.num_steps)))
+        kept.write(*first.state())
+        second.restore(kept.read())
+        assert second.stage.name == first.stage.name
+        second.advance(limit - second.num_steps)
+    assert second.num_steps == expected.num_steps
+    assert second.status == expected.status
+    np.testing.assert_array_equal(second.particles, expected.particles)
+    names = [name for name, records in second.history for _ in records.accepted]
+    assert names == [name for name, records in expected.history for _ in records.accepted]
+    assert list(second.reports) == list(expected.reports)
+
+
+def test_a_killed_run_goes_on(tmp_path):
+    unbroken = finished("banana", "-", tmp_path / "unbroken.npz")
+    killed_and_resumed(tmp_path, "banana", unbroken, [4.0, 6.0], signal.SIGKILL)
+
+
+def killed_and_resumed(tmp_path, kind, unbroken, delays, number):
+    folder, output = tmp_path / "run", tmp_path / "killed.npz"
+    for delay in delays:
+        process = child(kind, folder, output)
+        time.sleep(delay)
+        process.send_signal(number)
+        process.communicate(timeout=600)
+        if number == signal.SIGTERM:
+            assert process.returncode in (0, 128 + signal.SIGTERM)
+    same(finished(kind, folder, output), unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_fifty_kills(kind, tmp_path):
+    """At random moments, some of them twice in one run."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    unbroken = finished(kind, "-", tmp_path / "unbroken.npz")
+    done = 0
+    while done < 13:
+        folder = tmp_path / f"{done}"
+        folder.mkdir()
+        delays = rng.uniform(0.5, 9, size=rng.integers(1, 4))
+        number = signal.SIGTERM if done % 3 == 2 else signal.SIGKILL
+        killed_and_resumed(folder, kind, unbroken, delays, number)
+        done += len(delays)
+
+
+def test_a_finished_run_is_found_and_another_is_refused(tmp_path):
+    def log_density(x):
+        return -0.5 * jnp.sum(x**2)
+
+    start = np.random.default_rng(0).normal(size=(64, 2))
+    sampler = parvi.svgd()
+    first = parvi.sample(log_density, start, sampler=sampler, num_steps=20, checkpoint=tmp_path)
+    again = parvi.sample(log_density, start, sampler=sampler, num_steps=20, checkpoint=tmp_path)
+    np.testing.assert_array_equal(first.particles, again.particles)
+    assert again.num_steps == first.num_steps
+    for change, words in (
+        ({"key": 1}, "key is"),
+        ({"num_steps": 21}, "num_steps is 21 here and 20 there"),
+        ({"sampler": parvi.langevin()}, "sampler is"),
+        ({"init": start[:32]}, "particles is 32 of 2"),
+        ({"init": start + 1}, "start and its log density"),
+        ({"log_density": lambda x: -jnp.sum(x**2)}, "start and its log density"),
+    ):
+        call = {"log_density": log_density, "init": start, "sampler": sampler, "num_steps": 20}
+        with pytest.raises(ValueError, match="is of another run") as error:
+            parvi.sample(**(call | change), checkpoint=tmp_path)
+        assert words in str(error.value)
+
+
+def test_resume_with_the_folder_alone(tmp_path):
+    target, start, _ = problem("banana")
+    whole = parvi.sample(target, start, key=5)
+    parvi.sample(target, start, key=5, checkpoint=tmp_path / "whole")
+    result = parvi.resume(tmp_path / "whole", target)
+    np.testing.assert_array_equal(result.particles, whole.particles)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        parvi.resume(tmp_path / "nothing", target)
+    parvi.sample(target, start, sampler=parvi.svgd(), num_steps=5, checkpoint=tmp_path / "svgd")
+    with pytest.raises(ValueError, match="sampler="):
+        parvi.resume(tmp_path / "svgd", target)
+    result = parvi.resume(tmp_path / "svgd", target, sampler=parvi.svgd())
+    assert result.num_steps == 5
+
+
+def test_bad_folders(tmp_path):
+    start = np.random.default_rng(0).normal(size=(16, 2))
+
+    def sample(folder):
+        parvi.sample(lambda x: -jnp.sum(x**2), start, num_steps=1, checkpoint=folder)
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="must be a folder"):
+        sample(tmp_path / "file")
+    with pytest.raises(ValueError, match="must be a folder"):
+        sample(3.5)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "checkpoint.npz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="is not a checkpoint"):
+        sample(tmp_path / "broken")
