@@ -7,12 +7,12 @@ STAMP := $(VENV)/.installed
 TEST_FLAGS := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
   --xla_cpu_parallel_codegen_split_count=1
 
-.PHONY: demo test test-slow lint types pytest bench clean
+.PHONY: demo test test-slow lint types deps pytest bench clean
 
 demo: $(STAMP)
 	$(BIN)/parvi demo
 
-test: lint types pytest
+test: lint types deps pytest
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -20,6 +20,9 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+deps: $(STAMP)
+	$(BIN)/python -m pip check
 
 pytest: $(STAMP)
 	XLA_FLAGS="$(TEST_FLAGS)" $(BIN)/pytest -m "not slow" -n 2 --dist loadgroup

@@ -11,9 +11,9 @@ from rich.console import Console
 
 # The first six are `make bench`; the others take longer and are asked for by name.
 SPEED = ("scaling", "breakdown", "cold", "million", "accuracy", "bars")
-NAMES = (*SPEED, "threads", "choosing", "posteriors", "modes", "wild", "gym")
+NAMES = (*SPEED, "threads", "choosing", "posteriors", "modes", "wild", "gym", "maps")
 # Those that run only the targets that are named.
-SELECTIVE = ("posteriors", "gym")
+SELECTIVE = ("posteriors", "gym", "maps")
 
 
 def main() -> None:

@@ -31,9 +31,11 @@ def _version(wanted: bool) -> None:
 @contextlib.contextmanager
 def _in_one_line() -> Iterator[None]:
     """What is wrong with files and data is said in one line, without a traceback."""
+    from parvi.experiments.datasets import DataError
+
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, DataError) as error:
         with contextlib.suppress(OSError, AttributeError):
             typer.echo(f"parvi: {error}", err=True)
         raise typer.Exit(1) from error

@@ -92,6 +92,14 @@ def numbers(jaxpr: Jaxpr, without: str = "", count: Callable[[Any], float] = _en
     return total
 
 
+def calls_host(jaxpr: Jaxpr) -> bool:
+    """Whether a program calls back into Python."""
+    for equation in jaxpr.eqns:
+        if "callback" in equation.primitive.name or any(map(calls_host, _inner(equation))):
+            return True
+    return False
+
+
 def largest_array(jaxpr: Jaxpr, depends: list[bool] | None = None) -> int:
     """The size of the largest array computed from the arguments, or from those in ``depends``.
 

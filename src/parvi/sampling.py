@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from parvi.cloud import Place
-from parvi.counting import separated
+from parvi.counting import calls_host, separated, traced
 from parvi.evaluation import quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler, reported
@@ -37,6 +37,7 @@ from parvi.samplers.explore import Explored
 from parvi.samplers.path import Passes
 from parvi.samplers.sequence import Sequence
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
+from parvi.targets.precision import wide_in_all_threads
 from parvi.targets.target import AbstractTarget
 
 # A compiled call should be short enough for the bar and for Ctrl-C, and long enough that dispatch
@@ -71,7 +72,8 @@ def sample(
         unconstrained. Their dtype is that of the run: a NumPy float64 array runs in float64
         whatever JAX's flag says.
     key
-        An int or a JAX key. The same key gives the same bits.
+        An int or a JAX key. The same key gives the same bits on the same machine
+        (docs/reliability.md).
     num_particles
         Number of particles if ``init`` is a function or None. The default is 512.
     sampler
@@ -141,7 +143,9 @@ def sample(
         if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
             # Many particles are moved in place, which must not change the caller's array.
             particles = jnp.array(particles, copy=True)
-        particles = _spread_out(target, particles, key_check)
+        if _calls_host(target, dtype, key_check):
+            stack.enter_context(wide_in_all_threads())
+        particles = _spread_out(target, particles, sampler, key_check)
         place, num_moved = target.admit(particles, key_check)
         del particles
         sharding = particle_sharding(mesh, len(place.particles))
@@ -257,10 +261,29 @@ def _ended(
     return result, error, interrupts.came or isinstance(error, KeyboardInterrupt)
 
 
-def _spread_out(target: AbstractTarget, particles, key):
-    """The particles with a spread in every coordinate; very many are taken as they are."""
+def _calls_host(target: AbstractTarget, dtype: np.dtype, key) -> bool:
+    """Whether a log density in float64 has a host callback."""
+    if dtype != np.float64 or target.layout is None:
+        return False
+    # A log density that cannot be traced is diagnosed where it is first evaluated.
+    with contextlib.suppress(Exception):
+        one = jax.ShapeDtypeStruct((target.layout.dim,), dtype)
+        return calls_host(traced(target.at(key), one))
+    return False
+
+
+def _spread_out(target: AbstractTarget, particles, sampler, key):
+    """The particles with a spread in every coordinate; very many are taken as they are.
+
+    A sequence works in the particles' own frame, in which a coordinate without spread never moves;
+    with fewer than 1.5 particles a dimension its lone descents see to that themselves. Samplers
+    that take each particle along its own gradient need a spread in some coordinate only.
+    """
     num, dim = particles.shape
     if num * dim > _MOST_SPREAD or target.layout is None:
+        return particles
+    own_frame = isinstance(sampler, Sequence) and target.is_fixed and tells_covariance((num, dim))
+    if not own_frame and np.any(np.ptp(np.asarray(particles), axis=0) > 0):
         return particles
     key_density, key_noise = jax.random.split(key)
     return spread_out(target.at(key_density), particles, target.layout.flat_names(), key_noise)

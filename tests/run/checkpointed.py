@@ -3,6 +3,7 @@
 import pathlib
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -10,6 +11,8 @@ import parvi
 from parvi.run import checkpoint
 
 KINDS = ("banana", "modes", "svgd", "rows")
+# On two devices, in a process that has them.
+MESH = "mesh"
 
 
 def problem(kind):
@@ -26,6 +29,9 @@ def problem(kind):
         start = rng.normal(size=(64, 3)).astype(np.float32)
         return target, start, {"sampler": parvi.sgld(), "num_steps": 3000}
     start = rng.normal(size=(128, 2)).astype(np.float32)
+    if kind == MESH:
+        mesh = jax.make_mesh((2,), ("particles",))
+        return lambda x: jnp.sum(x - jnp.exp(x)), start, {"mesh": mesh}
     if kind == "svgd":
         return lambda x: -0.5 * jnp.sum((x - 1) ** 2), start, {"sampler": parvi.svgd()}
     if kind == "modes":

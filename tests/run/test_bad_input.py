@@ -85,7 +85,6 @@ def test_init(init, words):
         ({"num_steps": -1}, ["-1", "at least 0"]),
         ({"num_steps": 2.5}, ["2.5", "int"]),
         ({"key": "seed"}, ["'seed'", "int"]),
-        ({"checkpoint": "folder"}, ["checkpoint=", "reserved"]),
         ({"mesh": object()}, ["jax.sharding.Mesh", "make_mesh"]),
     ],
 )

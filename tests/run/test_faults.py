@@ -123,6 +123,39 @@ def test_an_exception_in_a_callback_keeps_the_particles():
     assert np.isfinite(caught.value.result.particles).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_callbacks_in_both_precisions(dtype):
+    def host(x):
+        assert np.asarray(x).dtype == dtype
+        return np.sum(-0.5 * np.asarray(x) ** 2, axis=-1).astype(dtype)
+
+    def log_density(x):
+        shape = jax.ShapeDtypeStruct((), dtype)
+        return jax.pure_callback(host, shape, x, vmap_method="expand_dims")
+
+    target = parvi.Target(log_density, score=lambda x: -x)
+    result = quick(target, start().astype(dtype), num_steps=50)
+    plain = quick(parvi.Target(normal, score=lambda x: -x), start().astype(dtype), num_steps=50)
+    np.testing.assert_allclose(result.particles, plain.particles, rtol=1e-4)
+    assert not jax.config.read("jax_enable_x64")
+
+
+def test_an_early_interrupt_has_a_result_too():
+    sent = []
+
+    def log_density(x):
+        # While it is traced, before any step.
+        if not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGINT)
+        return normal(x)
+
+    with pytest.raises(SamplingInterrupted) as caught:
+        quick(log_density, num_steps=100)
+    assert caught.value.result.num_steps == 0
+    np.testing.assert_array_equal(caught.value.result.particles, start())
+
+
 class TestFiles:
     """What stands at a path stays what it is."""
 

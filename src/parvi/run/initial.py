@@ -57,7 +57,7 @@ def initial_values(
             raise ValueError(
                 f"The function init(key, n) returned {values!r}; it must return n particles."
             )
-        if (num := _leading(values)) != wanted:
+        if num_particles is not None and (num := _leading(values)) != wanted:
             raise ValueError(
                 f"The function init(key, n) returned {num} particles for n = {wanted}: it must "
                 "return as many as it is asked for."

@@ -8,6 +8,7 @@ and the run ends as the test did. If not, the next round has the new mean as its
 rows if the particles see too large an error there too.
 """
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,13 +87,14 @@ class Rounds:
     def state(self) -> tuple[dict[str, np.ndarray], dict]:
         """What a checkpoint has to hold: arrays and facts."""
         facts = {"number": self.number, "error": self.error, "rows": self.subset.num_rows}
-        return as_arrays("rounds", self.subset), facts
+        return as_arrays("rounds", eqx.filter(self.subset, eqx.is_array)), facts
 
     def restore(self, arrays: dict[str, np.ndarray], facts: dict) -> None:
         """Go on from that state."""
         self.number, self.error = facts["number"], facts["error"]
         like = self._subset(facts["rows"], self.subset.centre, None)
-        self.subset = as_tree("rounds", arrays, like)
+        numbers, rest = eqx.partition(like, eqx.is_array)
+        self.subset = eqx.combine(as_tree("rounds", arrays, numbers), rest)
 
     def words(self) -> str:
         """What is wrong with a run that ended as ``NOISY``."""

@@ -103,6 +103,11 @@ class Interval(AbstractConstraint):
 class Ordered(AbstractConstraint):
     """Numbers that increase along the last axis: x_1 = u_1, x_k = x_{k-1} + exp(u_k)."""
 
+    def unconstrained_shape(self, shape):
+        if not shape:
+            raise ValueError("Ordered needs an axis along which numbers increase, got one number.")
+        return shape
+
     def constrain(self, u):
         return jnp.cumsum(jnp.concatenate([u[..., :1], jnp.exp(u[..., 1:])], axis=-1), axis=-1)
 

@@ -38,7 +38,10 @@ class Layout(eqx.Module):
             _check_leaf(jax.tree_util.keystr(path), leaf)
         shapes = tuple(tuple(np.shape(leaf)) for _, leaf in leaves)
         paths = tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves)
-        return cls(treedef, shapes, paths, _broadcast_constraints(constraints, like, paths))
+        made = cls(treedef, shapes, paths, _broadcast_constraints(constraints, like, paths))
+        # A constraint that does not fit its shape raises here.
+        assert made.dim >= 0
+        return made
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -8,12 +8,14 @@ a cache of its own (docs/decisions/0008-two-precisions.md).
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import abstract_arrays, dtypes, literals
+from jax._src.config import enable_x64
 from jax._src.lib import weakref_lru_cache
 
 
@@ -37,6 +39,44 @@ def _canonical(array: np.ndarray) -> Any:
 _theirs = abstract_arrays._canonicalize_ndarray_dtype
 if dtypes.canonicalize_value_handlers.get(np.ndarray) is _theirs:
     dtypes.canonicalize_value_handlers[np.ndarray] = _canonical
+
+
+class _Everywhere:
+    """x64 in all threads, for as long as some run needs it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num, self._before = 0, False
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._num == 0:
+                # Not that of this thread.
+                self._before = bool(enable_x64.get_global())
+                jax.config.update("jax_enable_x64", True)
+            self._num += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num -= 1
+            if self._num == 0:
+                jax.config.update("jax_enable_x64", self._before)
+
+
+_everywhere = _Everywhere()
+
+
+@contextlib.contextmanager
+def wide_in_all_threads() -> Iterator[None]:
+    """float64 in every thread, for host callbacks: JAX calls them on threads of its own.
+
+    Elsewhere precision belongs to the thread of the run.
+    """
+    _everywhere.enter()
+    try:
+        yield
+    finally:
+        _everywhere.leave()
 
 
 @contextlib.contextmanager
