@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 from jaxtyping import Array, Float, Key
 
 from parvi.results.transport.layers import AbstractLayer, Bent
@@ -55,13 +56,16 @@ class Stack(AbstractLayer):
         return jax.lax.scan(one, images, self.bent, reverse=True)[0]
 
 
-def sobol_normal(key: Key[Array, ""], num: int, dim: int) -> Float[np.ndarray, "n d"]:
-    """Scrambled-Sobol points of N(0, I)."""
-    import scipy.stats
+def sobol_normal(
+    key: Key[Array, ""], num: int, dim: int, number: int = 0
+) -> Float[np.ndarray, "n d"]:
+    """Scrambled-Sobol points of N(0, I); another set for every number."""
+    # Importing it takes a second, which only maps need.
+    from scipy.stats import qmc
 
     seed = np.asarray(jax.random.key_data(key)).astype(np.uint32)
     power = max(0, int(np.ceil(np.log2(num))))
-    sobol = scipy.stats.qmc.Sobol(dim, rng=np.random.default_rng(seed.tolist()))
+    sobol = qmc.Sobol(dim, rng=np.random.default_rng([*seed.tolist(), number]))
     # The points of a net are not independent, but any of them may be left out.
     points = sobol.random_base2(power)[:num]
-    return scipy.stats.norm.ppf(np.clip(points, 2.0**-40, 1 - 2.0**-40))
+    return scipy.special.ndtri(np.clip(points, 2.0**-40, 1 - 2.0**-40))

@@ -9,7 +9,7 @@ the layer, decides whether it is kept: the map is never worse than its affine pa
 flow leads from a Gaussian to the target but Hamiltonian transitions have made particles of it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,14 +53,13 @@ class _Fitting(NamedTuple):
     @classmethod
     def begun(cls, frame: DenseFrame) -> "_Fitting":
         dim, dtype = len(frame.mean), frame.mean.dtype
-        empty = Bent(
-            frame,
-            jnp.zeros((_NUM_FEATURES, dim), dtype),
-            jnp.zeros(_NUM_FEATURES, dtype),
-            jnp.zeros((dim, 1 + dim + _NUM_FEATURES), dtype),
-        )
-        bent = jax.tree_util.tree_map(lambda a: jnp.stack([a] * _MOST_ROUNDS), empty)
-        return cls(bent, jnp.zeros((), jnp.int32), empty, jnp.asarray(_FIRST_STEP, dtype))
+        # In NumPy, as JAX would compile a program for every shape.
+        shapes = (_NUM_FEATURES, dim), (_NUM_FEATURES,), (dim, 1 + dim + _NUM_FEATURES)
+        rest: list[Any] = [np.zeros(shape, dtype) for shape in shapes]
+        empty = Bent(jax.tree_util.tree_map(np.asarray, frame), *rest)
+        bent = jax.tree_util.tree_map(lambda a: np.stack([a] * _MOST_ROUNDS), empty)
+        numbers: list[Any] = [np.zeros((), np.int32), np.asarray(_FIRST_STEP, dtype)]
+        return jax.tree_util.tree_map(jnp.asarray, cls(bent, numbers[0], empty, numbers[1]))
 
     def moved(self, points: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
         """The points' images under all layers in use, and the log determinants."""
@@ -88,7 +87,7 @@ class _Fitting(NamedTuple):
         count = int(self.used)
         if not count:
             return ()
-        return (Stack(jax.tree_util.tree_map(lambda leaf: leaf[:count], self.bent)),)
+        return (Stack(jax.tree_util.tree_map(lambda leaf: np.asarray(leaf)[:count], self.bent)),)
 
 
 def streamed(
@@ -99,10 +98,9 @@ def streamed(
     num = _num_points(dim)
     affine = Affine(frame)
     state, found = _Fitting.begun(frame), []
-    for number, own in enumerate(jax.random.split(key, _MOST_ROUNDS + 1)):
-        key_points, key_features = jax.random.split(own)
-        points = jnp.asarray(sobol_normal(key_points, num, dim), dtype)
-        state, judged = _forth(log_density, affine, state, key_features, points)
+    for number in range(_MOST_ROUNDS + 1):
+        points = jnp.asarray(sobol_normal(key, num, dim, number), dtype)
+        state, judged = _forth(log_density, affine, state, key, np.uint32(number), points)
         found.append(judged)
         if number and _is_over(state, judged):
             break
@@ -120,8 +118,8 @@ def gaussianised(
     identity = jax.tree_util.tree_map(lambda a: a.astype(frame.mean.dtype), identity)
     affine = Inverted(Affine(frame))
     state, found = _Fitting.begun(identity), []
-    for number, own in enumerate(jax.random.split(key, _MOST_ROUNDS + 1)):
-        state, judged = _back(affine, state, own, particles, held_out)
+    for number in range(_MOST_ROUNDS + 1):
+        state, judged = _back(affine, state, key, np.uint32(number), particles, held_out)
         found.append(judged)
         if number and _is_over(state, judged):
             break
@@ -135,8 +133,9 @@ def _is_over(state: _Fitting, judged: Judged) -> bool:
 
 
 @quickly
-def _forth(log_density, affine, state: _Fitting, key, z) -> tuple[_Fitting, Judged]:
+def _forth(log_density, affine, state: _Fitting, key, number, z) -> tuple[_Fitting, Judged]:
     """Judge the layer on trial by fresh points, and fit the next one to them."""
+    key = jax.random.fold_in(key, number)
     x, first_det = affine.moved(z)
     old, old_det = state.moved(x)
     new, new_det = state.candidate.moved(old)
@@ -155,8 +154,9 @@ def _forth(log_density, affine, state: _Fitting, key, z) -> tuple[_Fitting, Judg
 
 
 @quickly
-def _back(affine, state: _Fitting, key, particles, held_out) -> tuple[_Fitting, Judged]:
+def _back(affine, state: _Fitting, key, number, particles, held_out) -> tuple[_Fitting, Judged]:
     """The same towards N(0, I), where the log likelihood of particles held out is the judge."""
+    key = jax.random.fold_in(key, number)
     x, first_det = affine.moved(held_out)
     old, old_det = state.moved(x)
     new, new_det = state.candidate.moved(old)

@@ -1,6 +1,7 @@
 """Weighted draws: how far a map is from the target, and the evidence."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -27,9 +28,6 @@ class Importance:
         Flat and unconstrained.
     log_weights
         log p - log q, not normalised.
-    khat
-        Shape of the tail of the weights, by Pareto smoothing (Vehtari et al. 2024). It is no
-        verdict by itself: weights that hardly differ can have a large one.
     share
         The effective draws, (sum w)^2 / sum w^2, over all.
     first_share
@@ -40,7 +38,6 @@ class Importance:
 
     draws: Float[np.ndarray, "n d"]
     log_weights: Float[np.ndarray, " n"]
-    khat: float
     share: float
     first_share: float
     log_evidence: float
@@ -49,26 +46,37 @@ class Importance:
     @classmethod
     def of(cls, draws: Any, log_weights: Any) -> "Importance":
         """Judge draws by their log weights."""
-        import arviz as az
         import scipy.special
 
         draws, log_weights = np.asarray(draws), np.asarray(log_weights, float)
         log_weights = np.where(np.isnan(log_weights), -np.inf, log_weights)
         num = len(log_weights)
         if not np.isfinite(log_weights).any():
-            return cls(draws, log_weights, math.inf, 0.0, 0.0, -math.inf, math.inf)
+            return cls(draws, log_weights, 0.0, 0.0, -math.inf, math.inf)
         total = scipy.special.logsumexp(log_weights)
         relative = np.exp(log_weights - total + np.log(num))
-        finite = log_weights[np.isfinite(log_weights)]
         return cls(
             draws=draws,
             log_weights=log_weights,
-            khat=float(az.psislw(finite)[1]) if np.ptp(finite) > 1e-9 else -math.inf,
             share=_share(log_weights),
             first_share=_share(log_weights[: max(num // _FIRST, 1)]),
             log_evidence=float(total - np.log(num)),
             standard_error=float(relative.std() / num**0.5),
         )
+
+    @functools.cached_property
+    def khat(self) -> float:
+        """Shape of the tail of the weights, by Pareto smoothing (Vehtari et al. 2024).
+
+        It is no verdict by itself: weights that hardly differ can have a large one.
+        """
+        # Importing ArviZ takes longer than a thousand draws.
+        import arviz as az
+
+        finite = self.log_weights[np.isfinite(self.log_weights)]
+        if not len(finite):
+            return math.inf
+        return float(az.psislw(finite)[1]) if np.ptp(finite) > 1e-9 else -math.inf
 
     @property
     def weights(self) -> Float[np.ndarray, " n"]:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from parvi.cloud import Place
-from parvi.evaluation import evaluate
+from parvi.evaluation import evaluate, quickly
 from parvi.geometry.bridge import hessian_axes
 from parvi.geometry.frame import DenseFrame, tells_covariance
 from parvi.geometry.peaks import climbed
@@ -51,7 +51,7 @@ def transport_of(
         )
     density, dtype, layout = target.full(), flat.dtype, target.layout
     assert layout is not None
-    key_first, key_second, key_flown, key_back = jax.random.split(key, 4)
+    key_first, key_second, key_flown, key_back = _four(key)
 
     def transport(maps, weights=(1.0,)):
         log_weights = np.log(np.asarray(weights)).astype(dtype)
@@ -64,7 +64,7 @@ def transport_of(
             for k, own in enumerate(jax.random.split(key_first, len(weights)))
         ]
         return judged(transport(maps, weights), key_second)
-    first = transport([streamed(density, DenseFrame.of(jnp.asarray(flat)), key_first)[0]])
+    first = transport([streamed(density, _frame_of(jnp.asarray(flat)), key_first)[0]])
     found = first.importance(_NUM_DRAWS, key_second)
     if found and found.share >= _GOOD:
         return first
@@ -96,7 +96,7 @@ def _frame(density, flat, own) -> DenseFrame:
     """The frame of a mode: of its particles or, if these are few, of the Hessian at its peak."""
     particles = jnp.asarray(flat[own])
     if tells_covariance(particles.shape):
-        return DenseFrame.of(particles)
+        return _frame_of(particles)
     values, scores = evaluate(density, particles)
     unit = jnp.std(scores, axis=0) + jnp.finfo(particles.dtype).tiny
     best = particles[jnp.argmax(values)]
@@ -105,6 +105,8 @@ def _frame(density, flat, own) -> DenseFrame:
     return DenseFrame(peak, axes.factor, axes.inverse)
 
 
+_frame_of = quickly(DenseFrame.of)
+_four = quickly(lambda key: tuple(jax.random.split(key, 4)))
 _climbed, _hessian_axes = carefully(climbed), carefully(hessian_axes)
 
 

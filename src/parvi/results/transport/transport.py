@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from parvi.cloud import LogDensity
+from parvi.evaluation import quickly
 from parvi.kept import carefully
 from parvi.results.transport.chain import sobol_normal
 from parvi.results.transport.importance import Importance, heavy_normal, log_heavy, log_normal
@@ -20,8 +21,8 @@ from parvi.run.surroundings import surrounded
 from parvi.targets.flatten import Layout
 from parvi.targets.target import AbstractTarget
 
-# Draws whose log density is evaluated at once.
-_AT_ONCE = 1024
+# Draws that are weighed at once, and from how many on the optimising compiler pays.
+_AT_ONCE, _MANY = 1024, 1 << 16
 
 
 class Transport(eqx.Module):
@@ -116,7 +117,10 @@ class Transport(eqx.Module):
         if not isinstance(num, (int, np.integer)) or num < 16:
             raise ValueError(f"num must be an int of at least 16, got {num!r}.")
         with self._ready(key):
-            flat, log_weights = _weighed(self, _density_of(target, self.layout), as_key(key), num)
+            density, key = _density_of(target, self.layout), as_key(key)
+            weigh = _weighed_quickly if num <= _MANY else _weighed_carefully
+            parts = [weigh(self, density, key, np.uint32(i)) for i in range(-(-num // _AT_ONCE))]
+            flat, log_weights = (np.concatenate(part)[:num] for part in zip(*parts, strict=True))
             return Importance.of(flat, log_weights)
 
     def distil(self, key: Any = 0) -> "Transport":
@@ -231,11 +235,13 @@ def _log_prob_flat(transport: Transport, flat, log_base: Callable):
     return jax.scipy.special.logsumexp(jnp.stack(found), axis=0)
 
 
-@carefully
-def _weighed(transport: Transport, log_density, key, num: int):
-    """Draws of the maps of the heavy-tailed base, with their log weights."""
-    dtype = transport.log_weights.dtype
-    key_base, key_map = jax.random.split(key)
+def _weighed(transport: Transport, log_density, key, part):
+    """One part of the draws of the maps of the heavy-tailed base, with their log weights.
+
+    A part has a fixed number of them, so that one program serves any number.
+    """
+    num, dtype = _AT_ONCE, transport.log_weights.dtype
+    key_base, key_map = jax.random.split(jax.random.fold_in(key, part))
     z = heavy_normal(key_base, num, transport.dim, dtype)
     if len(transport.maps) == 1:
         x, log_det = transport.maps[0].moved(z)
@@ -243,5 +249,7 @@ def _weighed(transport: Transport, log_density, key, num: int):
     else:
         x, _ = _pushed(transport, z, jax.random.uniform(key_map, (num,), dtype))
         log_q = _log_prob_flat(transport, x, log_heavy)
-    values = jax.lax.map(log_density, x, batch_size=min(num, _AT_ONCE))
-    return x, values - log_q
+    return x, jax.vmap(log_density)(x) - log_q
+
+
+_weighed_quickly, _weighed_carefully = quickly(_weighed), carefully(_weighed)
