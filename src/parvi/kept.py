@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
 
 # The number of functions whose programs are kept.
 MOST = 16
@@ -36,8 +37,14 @@ def carefully(function: Callable) -> Any:
     return kept(eqx.filter_jit(function))
 
 
-def note(function: Any) -> None:
-    """Note that a function is about to be sampled, and drop all programs if there are many."""
+def note(target: Any) -> None:
+    """Note that a target is about to be sampled, and drop all programs if there were many."""
+    functions = [leaf for leaf in jax.tree_util.tree_leaves(target) if callable(leaf)]
+    try:
+        function = hash(tuple(functions))
+    except TypeError:
+        # What cannot be hashed cannot be found again either.
+        function = hash(tuple(map(id, functions)))
     with _lock:
         new = function not in _seen
         _seen[function] = None

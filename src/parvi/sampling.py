@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from parvi.cloud import Place
-from parvi.counting import calls_host, separated, traced
+from parvi.counting import calls_host, traced
 from parvi.evaluation import quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler, reported
@@ -127,7 +127,7 @@ def sample(
         )
     check_surroundings()
     target = as_target(log_density)
-    note(separated(target)[0])
+    note(target)
     with plain_settings():
         key_init, key_check, key_run = _three(as_key(key))
     values = initial_values(key_init, init, num_particles, target)
@@ -277,13 +277,13 @@ def _spread_out(target: AbstractTarget, particles, sampler, key):
 
     A sequence works in the particles' own frame, in which a coordinate without spread never moves;
     with fewer than 1.5 particles a dimension its lone descents see to that themselves. Samplers
-    that take each particle along its own gradient need a spread in some coordinate only.
+    that take each particle along its own gradient need a few that differ.
     """
     num, dim = particles.shape
     if num * dim > _MOST_SPREAD or target.layout is None:
         return particles
     own_frame = isinstance(sampler, Sequence) and target.is_fixed and tells_covariance((num, dim))
-    if not own_frame and np.any(np.ptp(np.asarray(particles), axis=0) > 0):
+    if not own_frame and len(np.unique(np.asarray(particles), axis=0)) > 2:
         return particles
     key_density, key_noise = jax.random.split(key)
     return spread_out(target.at(key_density), particles, target.layout.flat_names(), key_noise)

@@ -350,6 +350,14 @@ def test_a_start_without_spread_gets_one(alike):
     np.testing.assert_allclose(result.particles.std(axis=0), scale, rtol=0.05)
 
 
+@pytest.mark.parametrize("sampler", [parvi.pfg(), parvi.svgd()])
+def test_two_distinct_rows_are_not_enough(sampler):
+    init = np.repeat(start(2), 64, axis=0)
+    with pytest.warns(UserWarning, match="126 of 128 particles start where another one does"):
+        result = parvi.sample(normal, init, sampler=sampler, num_steps=300)
+    np.testing.assert_allclose(result.particles.std(axis=0), 1, rtol=0.2)
+
+
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_inside_a_transformation(transform):
     def inner(x):

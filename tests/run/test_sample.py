@@ -172,6 +172,18 @@ def test_interrupt_keeps_what_was_reached(throw):
 
 
 @pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_end_are_noted_where_a_run_can_be_saved(number):
+    with noted_interrupts(endings=True) as interrupts:
+        signal.raise_signal(number)
+    assert interrupts.came
+    assert interrupts.ending == number
+    assert signal.getsignal(number) is signal.SIG_DFL
+    with noted_interrupts():
+        assert signal.getsignal(number) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_the_first_interrupt_is_noted_and_the_second_raised():
     with noted_interrupts() as interrupts:
         assert not interrupts.came

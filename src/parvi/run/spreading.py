@@ -5,12 +5,14 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from parvi.cloud import LogDensity
 
 # The largest number of coordinates whose spread comes from the curvature of the log density.
 _MOST = 512
+# Share of particles that have to differ from all earlier ones.
+_FEWEST = 0.5
 # The largest number of parameters that the warning names.
 _MAX_NAMES = 5
 
@@ -26,32 +28,53 @@ def spread_out(
     The noise is as wide as the curvature of the log density there says, or, if that says nothing,
     as the other coordinates are on average.
     """
-    spread = np.asarray(jnp.std(particles, axis=0))
-    centre = jnp.mean(particles, axis=0)
-    rounding = 10 * np.finfo(spread.dtype).eps
-    alike = spread <= rounding * np.abs(np.asarray(centre))
-    if not alike.any():
+    host = np.asarray(particles)
+    spread, centre = host.std(axis=0), host.mean(axis=0)
+    alike = spread <= 10 * np.finfo(host.dtype).eps * np.abs(centre)
+    repeated = _repeated(host)
+    if not alike.any() and not repeated.any():
         return particles
     others = np.exp(np.mean(np.log(spread[~alike]))) if not alike.all() else 1.0
-    scales = np.where(alike, others, 0.0)
+    scales = np.where(alike, others, spread)
     rows = np.flatnonzero(alike)
     if len(rows) <= _MOST:
-        curvatures = np.asarray(_curvatures(log_density, centre, rows))
+        curvatures = np.asarray(_curvatures(log_density, jnp.asarray(centre), rows))
         known = np.isfinite(curvatures) & (curvatures > 0)
         scales[rows[known]] = curvatures[known] ** -0.5
-    noise = jax.random.normal(key, particles.shape, particles.dtype)
-    some = ", ".join(f"{names[i]} ({scales[i]:.2g})" for i in rows[:_MAX_NAMES])
-    more = f" and {len(rows) - _MAX_NAMES} others" if len(rows) > _MAX_NAMES else ""
-    warnings.warn(
-        f"All particles start alike in {some}{more}, and would never move apart there. They were "
-        "given the spread in brackets. Give init a spread of its own to choose it.",
-        UserWarning,
-        stacklevel=4,
-    )
-    return particles + jnp.asarray(scales, particles.dtype) * noise
+    noise = np.where(alike | repeated[:, None], np.asarray(_normal(key, particles)), 0.0)
+    warnings.warn(_words(names, scales, rows, repeated), UserWarning, stacklevel=5)
+    return particles + jnp.asarray(scales * noise, particles.dtype)
 
 
-def _curvatures(log_density, centre, rows: Bool[np.ndarray, " m"]) -> Float[Array, " m"]:
+def _repeated(particles: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
+    """Particles that coincide with an earlier one, if most do; some repeated rows do no harm."""
+    first = np.zeros(len(particles), bool)
+    first[np.unique(particles, axis=0, return_index=True)[1]] = True
+    return ~first if first.mean() < _FEWEST else np.zeros_like(first)
+
+
+def _normal(key, particles):
+    return jax.random.normal(key, particles.shape, particles.dtype)
+
+
+def _words(names: list[str], scales, rows, repeated) -> str:
+    said = []
+    if len(rows):
+        some = ", ".join(f"{names[i]} ({scales[i]:.2g})" for i in rows[:_MAX_NAMES])
+        more = f" and {len(rows) - _MAX_NAMES} others" if len(rows) > _MAX_NAMES else ""
+        said.append(
+            f"All particles start alike in {some}{more}, and would never move apart there. They "
+            "were given the spread in brackets."
+        )
+    elif repeated.any():
+        said.append(
+            f"{repeated.sum()} of {len(repeated)} particles start where another one does; they "
+            "were spread as widely as all particles are."
+        )
+    return " ".join([*said, "Give init a spread of its own to choose it."])
+
+
+def _curvatures(log_density, centre, rows: Int[np.ndarray, " m"]) -> Float[Array, " m"]:
     """Minus the second derivative along some coordinates."""
 
     def one(row):
