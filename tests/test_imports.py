@@ -14,7 +14,7 @@ ORDER = [
     ("interface",),
     ("kernels", "stopping", "steppers", "geometry"),
     ("targets",),
-    ("fields",),
+    ("fields", "constraints"),
     ("functions", "preconditioners"),
     ("samplers",),
     ("run",),

@@ -5,6 +5,7 @@ Parts to build samplers from are in ``parvi.fields``, ``parvi.kernels``, ``parvi
 ``parvi.functions``, ``parvi.steppers`` and ``parvi.stopping``.
 """
 
+from parvi import constraints as constraints
 from parvi import fields as fields
 from parvi import functions as functions
 from parvi import kernels as kernels

@@ -8,6 +8,7 @@ import pytest
 import parvi
 from parvi.samplers.default import affine
 from parvi.stopping import exactly
+from parvi.targets import further_constraints as further
 from parvi.targets.constraints import Real
 from parvi.targets.flatten import Layout
 
@@ -43,6 +44,77 @@ def test_inverse_and_jacobian(name):
         jacobian = jax.jacfwd(free)(jnp.asarray(u).reshape(-1))
         expected = np.linalg.slogdet(jacobian)[1]
         np.testing.assert_allclose(constraint.log_jacobian(jnp.asarray(u)), expected, atol=1e-12)
+
+
+FURTHER = {
+    "lower bound": (further.LowerBound(2.0), (3,), None),
+    "upper bound": (further.UpperBound(-1.0), (2, 2), None),
+    "covariance": (further.CovarianceCholesky(), (3, 3), np.tril_indices(3)),
+    "covariances": (further.CovarianceCholesky(), (2, 2, 2), np.tril_indices(2)),
+    "correlation": (further.CorrelationCholesky(), (4, 4), np.tril_indices(4, -1)),
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_further_bijections(name):
+    constraint, shape, free = FURTHER[name]
+    u = draw(constraint, shape)
+    with jax.enable_x64(True):
+        x = constraint.constrain(jnp.asarray(u))
+        assert x.shape == shape
+        np.testing.assert_allclose(constraint.unconstrain(x), u, rtol=0, atol=1e-10)
+
+        def entries(v):
+            value = constraint.constrain(v.reshape(u.shape))
+            return (value if free is None else value[..., *free]).reshape(-1)
+
+        jacobian = jax.jacfwd(entries)(jnp.asarray(u).reshape(-1))
+        expected = np.linalg.slogdet(jacobian)[1]
+        np.testing.assert_allclose(constraint.log_jacobian(jnp.asarray(u)), expected, atol=1e-10)
+    if name.startswith("correlation"):
+        np.testing.assert_allclose(np.linalg.norm(x, axis=-1), 1, rtol=1e-12)
+        assert (np.diag(x) > 0).all()
+
+
+def test_zero_sums_keep_lengths():
+    constraint = further.ZeroSum()
+    u = draw(constraint, (2, 5))
+    with jax.enable_x64(True):
+        x = constraint.constrain(jnp.asarray(u))
+        np.testing.assert_allclose(x.sum(axis=-1), 0, atol=1e-12)
+        np.testing.assert_allclose(jnp.sum(x**2), np.sum(u**2), rtol=1e-12)
+        np.testing.assert_allclose(constraint.unconstrain(x), u, atol=1e-12)
+        assert np.isnan(constraint.unconstrain(x + 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shape"), [(further.UnitVector(), (3,)), (further.Circular(), ())]
+)
+def test_directions(constraint, shape):
+    """Normal numbers have uniform directions, so a flat density is the normal one."""
+    free = constraint.unconstrained_shape(shape)
+    u = jnp.asarray(np.random.default_rng(0).normal(size=(4000, *free)))
+    x = np.asarray(jax.vmap(constraint.constrain)(u))
+    if shape:
+        np.testing.assert_allclose(np.linalg.norm(x, axis=-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(x.T @ x / len(x), np.eye(3) / 3, atol=0.03)
+    else:
+        np.testing.assert_allclose(np.histogram(x, 8, (-np.pi, np.pi))[0] / 4000, 1 / 8, atol=0.03)
+    back = jax.vmap(lambda value: constraint.constrain(constraint.unconstrain(value)))(x)
+    np.testing.assert_allclose(back, x, atol=1e-4)
+    slopes = jax.grad(constraint.log_jacobian)(u[0])
+    np.testing.assert_allclose(slopes, -u[0], rtol=1e-5)
+
+
+def test_constraints_that_do_not_fit():
+    for constraint, shape in (
+        (further.CovarianceCholesky(), (3, 2)),
+        (further.CorrelationCholesky(), (1, 1)),
+        (further.ZeroSum(), (1,)),
+        (further.UnitVector(), ()),
+    ):
+        with pytest.raises(ValueError, match="needs"):
+            constraint.unconstrained_shape(shape)
 
 
 def test_supports():

@@ -6,16 +6,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from parvi import constraints as kinds
 from parvi.geometry.frame import DenseFrame
 from parvi.results.transport.chain import Chain, Stack
 from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted
 from parvi.results.transport.transport import Transport
-from parvi.targets import constraints as kinds
 from parvi.targets.flatten import Layout
 
 _PREFIX = "transport/"
 _KNOWN = {"Chain": Chain, "Stack": Stack, "Affine": Affine, "Inverted": Inverted, "Bent": Bent}
-_KNOWN_CONSTRAINTS = ("Real", "Positive", "Interval", "Simplex", "Ordered")
 
 
 def as_arrays(transport: Transport) -> dict[str, np.ndarray]:
@@ -90,6 +89,7 @@ def _constraint(constraint: Any) -> list:
 
 
 def _known(name: str) -> Any:
-    if name not in _KNOWN_CONSTRAINTS:
+    found = getattr(kinds, name, None) if name != "AbstractConstraint" else None
+    if not isinstance(found, type) or not issubclass(found, kinds.AbstractConstraint):
         raise ValueError(f"A saved map has the unknown constraint {name!r}.")
-    return getattr(kinds, name)
+    return found
