@@ -45,6 +45,8 @@ from parvi.targets.target import AbstractTarget
 _SECONDS_PER_CHUNK = 0.25
 # The largest number of particles times coordinates whose spread is looked at.
 _MOST_SPREAD = 1 << 24
+# Rounding of a particle, in standard deviations, above which steps no longer resolve anything.
+_COARSE = 0.003
 
 
 def sample(
@@ -372,6 +374,9 @@ def _judged(run: Run, result: Result, error, interrupted: bool, throw: bool) -> 
     """The result, unless its run has to raise; a warning if it has to warn."""
     if interrupted or error is not None:
         result = result.with_status(Status.INTERRUPTED)
+    coarse = _coarse(run, result)
+    if result.status == Status.MAX_STEPS and coarse:
+        result = result.with_status(Status.STALLED)
     status = result.status
     where = f"The particles after {result.num_steps} steps are in the .result of this exception."
     if interrupted:
@@ -388,11 +393,28 @@ def _judged(run: Run, result: Result, error, interrupted: bool, throw: bool) -> 
     if throw and status.failed:
         raise SamplingError(
             f"{status.name}: {status.message} It happened at step {result.num_steps}; the last "
-            "good particles and the history are in the .result of this exception. "
+            f"good particles and the history are in the .result of this exception. {coarse}"
             f"{_advice(result.settings)} throw=False returns the result instead of raising.",
             result,
         )
     return result
+
+
+def _coarse(run: Run, result: Result) -> str:
+    """In words, where the dtype has too few digits for the particles; empty if it has enough."""
+    if result.settings is None or not isinstance(result.settings.sampler, Sequence):
+        return ""
+    flat = np.asarray(run.gathered())
+    means, sds = np.abs(flat.mean(axis=0)), flat.std(axis=0)
+    row = int(np.argmax(means / np.maximum(sds, np.finfo(flat.dtype).tiny)))
+    if not means[row] * np.finfo(flat.dtype).eps > _COARSE * sds[row]:
+        return ""
+    assert run.target.layout is not None
+    return (
+        f"{flat.dtype.name} has too few digits for {run.target.layout.flat_names()[row]}, whose "
+        f"mean is about {means[row]:.1e} with a standard deviation of {sds[row]:.1e}: give init in "
+        "float64, or shift and scale the parameter. "
+    )
 
 
 def _advice(settings: Settings | None) -> str:

@@ -36,7 +36,7 @@ _MESSAGES = {
     Status.MAX_STEPS: "All steps were made; the stopping rule was not satisfied.",
     Status.NONFINITE: "The log density or its gradient became NaN or infinite at a proposed move.",
     Status.DIVERGED: "The particles ran away, further than their dtype can resolve.",
-    Status.STALLED: "No move was accepted, however short.",
+    Status.STALLED: "The run made no progress: no move was accepted, or none can be resolved.",
     Status.INTERRUPTED: "The run was interrupted.",
     Status.NOT_AT_REST: "The target's own dynamics still move the particles.",
     Status.NOISY: "The run saw mini-batches, and its particles have not passed a test.",

@@ -472,6 +472,13 @@ def test_a_fork_after_a_run_is_refused():
     assert done.returncode == 7
 
 
+def test_too_few_digits_are_said():
+    init = start(64).astype(np.float32)
+    with pytest.raises(SamplingError, match="float32 has too few digits for x") as caught:
+        parvi.sample(lambda x: -0.5 * jnp.sum((x - 1e6) ** 2), init)
+    assert caught.value.result.status == parvi.Status.STALLED
+
+
 def test_advice_fits_the_sampler():
     def improper(x):
         return jnp.sum(x)
