@@ -34,6 +34,7 @@ from parvi.run.surroundings import check_surroundings, plain_settings, surrounde
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.explore import Explored
+from parvi.samplers.flow import Flow
 from parvi.samplers.path import Passes
 from parvi.samplers.sequence import Sequence
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
@@ -278,14 +279,15 @@ def _spread_out(target: AbstractTarget, particles, sampler, key):
     """The particles with a spread in every coordinate; very many are taken as they are.
 
     A sequence works in the particles' own frame, in which a coordinate without spread never moves;
-    with fewer than 1.5 particles a dimension its lone descents see to that themselves. Samplers
-    that take each particle along its own gradient need a few that differ.
+    with fewer than 1.5 particles a dimension its lone descents see to that themselves. Other flows
+    need a few particles that differ, and samplers with noise of their own need nothing.
     """
     num, dim = particles.shape
     if num * dim > _MOST_SPREAD or target.layout is None:
         return particles
     own_frame = isinstance(sampler, Sequence) and target.is_fixed and tells_covariance((num, dim))
-    if not own_frame and len(np.unique(np.asarray(particles), axis=0)) > 2:
+    few = isinstance(sampler, Flow) and len(np.unique(np.asarray(particles), axis=0)) <= 2
+    if not own_frame and not few:
         return particles
     key_density, key_noise = jax.random.split(key)
     return spread_out(target.at(key_density), particles, target.layout.flat_names(), key_noise)

@@ -26,7 +26,7 @@ def test_quality_of_independent_draws_is_one_on_average():
 
 def test_pfg_beats_independent_draws_and_svgd_collapses(tmp_path):
     """A small version of ``parvi demo``; 600 NUTS draws are enough to tell factors of two."""
-    done = demo.demonstrate(num_particles=256, num_truth=600)
+    done = demo.demonstrate(num_particles=256, num_truth=1200)
     independent = done.qualities["256 i.i.d. draws"]
     pfg, svgd = done.qualities["PFG"], done.qualities["SVGD"]
     assert pfg.mean_error < independent.mean_error
