@@ -59,7 +59,8 @@ def calls(draw):
         values = scale * rng.normal(size=(num, *shape))
         if isinstance(kind, parvi.Positive):
             values = np.exp(np.clip(values, -20, 20))
-        leaves[f"p{i}"] = values.astype(dtype) if np.isfinite(values).all() else values
+        with np.errstate(all="ignore"):
+            leaves[f"p{i}"] = values.astype(dtype) if np.isfinite(values).all() else values
     name = draw(st.sampled_from(list(LOG_DENSITIES)))
     function = LOG_DENSITIES[name]
 

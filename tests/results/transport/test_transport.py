@@ -153,7 +153,7 @@ def test_where_there_is_no_map(exact):
     narrow = DenseFrame(affine.frame.mean, affine.frame.factor / 10, affine.frame.inverse * 10)
     bad = Transport((Affine(narrow),), transport.log_weights, transport.layout, transport.target)
     with pytest.raises(ValueError, match="There is no map here"):
-        judged(bad, jax.random.key(0))
+        judged(bad, exact.particles, jax.random.key(0))
     few = parvi.sample(gaussian, start(3, 4), num_steps=0)
     with pytest.raises(ValueError, match="do not determine the covariance"):
         few.transport  # noqa: B018

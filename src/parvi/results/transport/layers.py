@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -26,7 +27,7 @@ class AbstractLayer(eqx.Module):
 
     @abc.abstractmethod
     def moved(self, points: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
-        """The points' images, and the log of |det J| at the points."""
+        """The points' images, and the log of |det J| at the points; NaN where it folds space."""
 
     @abc.abstractmethod
     def inverse(self, images: Float[Array, "n d"]) -> Float[Array, "n d"]:
@@ -76,10 +77,12 @@ class Bent(AbstractLayer):
         z = self.frame.enter(points)
         slopes = 1 - jnp.tanh(z @ self.directions.T + self.offsets) ** 2
         small = self._small()
-        log_det = self._each(lambda own: jnp.linalg.slogdet(small(own))[1], slopes)
+        sign, log_det = self._each(lambda own: tuple(jnp.linalg.slogdet(small(own))), slopes)
         if self._is_wide:
-            log_det = log_det + jnp.linalg.slogdet(self._linear)[1]
-        return self.frame.leave(self._bent(z)), log_det
+            rest = jnp.linalg.slogdet(self._linear)
+            sign, log_det = sign * rest[0], log_det + rest[1]
+        # Where the orientation changes, the layer has folded space, and there is no density.
+        return self.frame.leave(self._bent(z)), jnp.where(sign > 0, log_det, jnp.nan)
 
     def __call__(self, points):
         return self.frame.leave(self._bent(self.frame.enter(points)))
@@ -88,7 +91,7 @@ class Bent(AbstractLayer):
         """By Newton's method, with steps that are halved until the distance falls."""
         return self.frame.leave(self._each(self._solved, self.frame.enter(images)))
 
-    def _each(self, function: Callable, rows: Float[Array, "n m"]) -> Array:
+    def _each(self, function: Callable, rows: Float[Array, "n m"]) -> Any:
         """A function of every row that makes a matrix, in batches that fit."""
         at_once = max(1, _AT_ONCE // min(self.directions.shape) ** 2)
         if len(rows) <= at_once:

@@ -14,11 +14,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from parvi.cloud import Place
 from parvi.evaluation import evaluate, quickly
-from parvi.geometry.bridge import hessian_axes
+from parvi.geometry.bridge import bridge, hessian_axes
 from parvi.geometry.frame import DenseFrame, tells_covariance
 from parvi.geometry.peaks import climbed
 from parvi.kept import carefully
 from parvi.results.transport.fit import gaussianised, streamed
+from parvi.results.transport.importance import Importance
 from parvi.results.transport.layers import AbstractLayer
 from parvi.results.transport.transport import Transport
 from parvi.run.run import Run
@@ -29,6 +30,9 @@ from parvi.targets.target import AbstractTarget, Target
 _NUM_DRAWS = 4096
 # Share of effective draws from which on a streamed map is taken as it is.
 _GOOD = 0.5
+# Share of the particles that a map may not reach, standard errors by which the evidences of draws
+# and of a bridge may differ, and what more they may.
+_OUTSIDE, _CREDIBLE, _SLACK = 0.02, 4.0, 0.02
 # Sets of flown particles, and how many of them are held out.
 _NUM_SETS, _HELD_OUT = 20, 4
 
@@ -63,28 +67,54 @@ def transport_of(
             streamed(density, _frame(density, flat, labels == k), own)[0]
             for k, own in enumerate(jax.random.split(key_first, len(weights)))
         ]
-        return judged(transport(maps, weights), key_second)
+        return judged(transport(maps, weights), flat, key_second)
     first = transport([streamed(density, _frame_of(jnp.asarray(flat)), key_first)[0]])
     found = first.importance(_NUM_DRAWS, key_second)
-    if found and found.share >= _GOOD:
+    if found and found.share >= _GOOD and _contradiction(first, found, flat) is None:
         return first
     visits = jnp.asarray(flown(target, flat, _NUM_SETS, key_flown))
     held_out = visits[-_HELD_OUT:].reshape(-1, dim)
     others = visits[:-_HELD_OUT].reshape(-1, dim)
     second = transport([gaussianised(others, held_out, key_back)[0]])
     likelihoods = [float(np.median(each.log_prob_flat(held_out))) for each in (first, second)]
-    return judged(first if likelihoods[0] > likelihoods[1] else second, key_second)
+    better = first if not likelihoods[1] >= likelihoods[0] else second
+    return judged(better, np.asarray(held_out), key_second)
 
 
-def judged(transport: Transport, key: Key[Array, ""]) -> Transport:
-    """The map, unless its weighted draws are worth too little."""
+def judged(transport: Transport, flat: Float[np.ndarray, "n d"], key: Key[Array, ""]) -> Transport:
+    """The map, unless its weighted draws are worth too little or particles contradict them."""
     found = transport.importance(_NUM_DRAWS, key)
-    if found:
+    trouble = found.trouble or _contradiction(transport, found, flat)
+    if trouble is None:
         return transport
     raise ValueError(
-        f"There is no map here: {found.trouble}. The particles may be right all the same: "
+        f"There is no map here: {trouble}. The particles may be right all the same: "
         "result.check() tests them. For the evidence, run parvi.samplers.temper.Temper() from them."
     )
+
+
+def _contradiction(transport: Transport, found: Importance, flat) -> str | None:
+    """In words, how particles of the target contradict weighted draws; None if they do not.
+
+    Draws see only where the map leads. Particles see where it does not: there their density is
+    too small, or the map has no inverse. A bridge between both has to have the same evidence.
+    """
+    ratios = np.asarray(transport.log_ratios(flat))
+    outside = np.mean(~np.isfinite(ratios))
+    if outside > _OUTSIDE:
+        return f"the map does not reach {100 * outside:.1f} % of the particles"
+    there = np.where(np.isfinite(found.log_weights), found.log_weights, -np.inf)
+    kept = np.isfinite(ratios)
+    weights = kept / kept.sum()
+    mass = _bridge(np.where(kept, ratios, 0.0), weights, there)
+    apart = abs(float(mass.log_mass) - found.log_evidence)
+    error = np.hypot(float(mass.variance) ** 0.5, found.standard_error)
+    if not apart <= _CREDIBLE * error + _SLACK:
+        return (
+            f"draws and particles differ by {apart:.2f} in the log evidence, with a standard error "
+            f"of {error:.2f}, so the map misses mass"
+        )
+    return None
 
 
 def _on_host(maps: list[AbstractLayer]) -> list[AbstractLayer]:
@@ -107,6 +137,7 @@ def _frame(density, flat, own) -> DenseFrame:
 
 _frame_of = quickly(DenseFrame.of)
 _four = quickly(lambda key: tuple(jax.random.split(key, 4)))
+_bridge = quickly(bridge)
 _climbed, _hessian_axes = carefully(climbed), carefully(hessian_axes)
 
 

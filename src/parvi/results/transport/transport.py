@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from parvi.cloud import LogDensity
-from parvi.evaluation import quickly
+from parvi.evaluation import evaluate, quickly
 from parvi.kept import carefully
 from parvi.results.transport.chain import sobol_normal
 from parvi.results.transport.importance import Importance, heavy_normal, log_heavy, log_normal
@@ -93,6 +93,15 @@ class Transport(eqx.Module):
         """The log density at flat and unconstrained points, on that scale."""
         with self._ready(flat):
             return _given(_log_prob_flat(self, jnp.asarray(flat), log_normal))
+
+    def log_ratios(self, flat: Float[Array, "n d"]) -> Float[np.ndarray, " n"]:
+        """log p - log q at flat points, where q has the heavy-tailed base of ``importance``."""
+        assert self.target is not None
+        with self._ready(flat):
+            points = jnp.asarray(flat)
+            log_q = _log_prob_flat(self, points, log_heavy)
+            values = evaluate(_density_of(self.target, self.layout), points)[0]
+            return np.asarray(values) - np.asarray(log_q)
 
     def importance(self, num: int = 16_384, key: Any = 0, target: Any = None) -> Importance:
         """Draws with weights p / q, what they are worth, and the evidence.
