@@ -7,7 +7,7 @@ import parvi
 from parvi.samplers.catalogue import READY
 
 ORDER = [
-    ("status", "kept"),
+    ("status", "kept", "counted"),
     ("counting",),
     ("evaluation",),
     ("cloud",),

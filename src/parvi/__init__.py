@@ -52,7 +52,17 @@ __version__ = "0.1.0"
 
 # Modules that only make the library up, which importing them puts here too.
 _INNER = frozenset(
-    {"cloud", "counting", "evaluation", "kept", "geometry", "interface", "results", "run"}
+    {
+        "cloud",
+        "counted",
+        "counting",
+        "evaluation",
+        "geometry",
+        "interface",
+        "kept",
+        "results",
+        "run",
+    }
 )
 _INNER |= {
     "samplers",

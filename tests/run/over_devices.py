@@ -10,6 +10,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 import parvi
 import parvi.cloud
@@ -126,6 +127,8 @@ def process(path, port, number, processes):
     assert jax.process_count() == int(processes)
     mesh = jax.make_mesh((jax.device_count(),), ("particles",))
     target = logistic_regression(*posterior())
+    with pytest.raises(ValueError, match="runs of one process"):
+        parvi.sample(target, begin(), mesh=mesh, checkpoint=f"{path}.checkpoint")
     run = parvi.sample(target, begin(), num_steps=40, mesh=mesh)
     np.savez(path, particles=run.particles, kl_rate=run.history["kl_rate"])
 

@@ -146,6 +146,11 @@ def _short(text: Any) -> str:
 
 def is_writable(folder: Any) -> None:
     """Raise a ``ValueError`` before the run if the folder cannot be written."""
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"checkpoint= saves the runs of one process, and this one is of {jax.process_count()}: "
+            "each has only its own particles. Leave it out, or save the result of each."
+        )
     try:
         path = pathlib.Path(folder)
         path.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,6 @@ a cache of its own (docs/decisions/0008-two-precisions.md).
 """
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,8 @@ import numpy as np
 from jax._src import abstract_arrays, dtypes, literals
 from jax._src.config import enable_x64
 from jax._src.lib import weakref_lru_cache
+
+from parvi.counted import Counted
 
 
 def _cache() -> Any:
@@ -41,29 +42,14 @@ if dtypes.canonicalize_value_handlers.get(np.ndarray) is _theirs:
     dtypes.canonicalize_value_handlers[np.ndarray] = _canonical
 
 
-class _Everywhere:
-    """x64 in all threads, for as long as some run needs it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num, self._before = 0, False
-
-    def enter(self) -> None:
-        with self._lock:
-            if self._num == 0:
-                # Not that of this thread.
-                self._before = bool(enable_x64.get_global())
-                jax.config.update("jax_enable_x64", True)
-            self._num += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._num -= 1
-            if self._num == 0:
-                jax.config.update("jax_enable_x64", self._before)
+def _wide():
+    # The flag of all threads, not that of this one.
+    before = bool(enable_x64.get_global())
+    jax.config.update("jax_enable_x64", True)
+    return lambda: jax.config.update("jax_enable_x64", before)
 
 
-_everywhere = _Everywhere()
+_everywhere = Counted(_wide)
 
 
 @contextlib.contextmanager
@@ -72,11 +58,8 @@ def wide_in_all_threads() -> Iterator[None]:
 
     Elsewhere precision belongs to the thread of the run.
     """
-    _everywhere.enter()
-    try:
+    with _everywhere():
         yield
-    finally:
-        _everywhere.leave()
 
 
 @contextlib.contextmanager
