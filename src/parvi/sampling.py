@@ -279,18 +279,19 @@ def _spread_out(target: AbstractTarget, particles, sampler, key):
     """The particles with a spread in every coordinate; very many are taken as they are.
 
     A sequence works in the particles' own frame, in which a coordinate without spread never moves;
-    with fewer than 1.5 particles a dimension its lone descents see to that themselves. Other flows
-    need a few particles that differ, and samplers with noise of their own need nothing.
+    with fewer than 1.5 particles a dimension its lone descents see to that themselves. In other
+    flows a coordinate moves apart if its scores differ; one particle alone is theirs to move.
+    Samplers with noise of their own need nothing.
     """
     num, dim = particles.shape
     if num * dim > _MOST_SPREAD or target.layout is None:
         return particles
     own_frame = isinstance(sampler, Sequence) and target.is_fixed and tells_covariance((num, dim))
-    few = isinstance(sampler, Flow) and len(np.unique(np.asarray(particles), axis=0)) <= 2
-    if not own_frame and not few:
+    if not own_frame and not (isinstance(sampler, Flow) and num > 1):
         return particles
     key_density, key_noise = jax.random.split(key)
-    return spread_out(target.at(key_density), particles, target.layout.flat_names(), key_noise)
+    names = target.layout.flat_names()
+    return spread_out(target.at(key_density), particles, names, key_noise, by_scores=not own_frame)
 
 
 def _with_transport(result: Result) -> Result:

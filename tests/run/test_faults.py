@@ -359,6 +359,20 @@ def test_a_start_without_spread_gets_one(alike):
     np.testing.assert_allclose(result.particles.std(axis=0), scale, rtol=0.05)
 
 
+@pytest.mark.parametrize("sampler", [parvi.pfg_algorithm_1(), parvi.svgd()])
+def test_a_coordinate_without_spread_gets_one_from_other_flows_too(sampler):
+    init = start(128)
+    init[:, 0] = 0.5
+    with pytest.warns(UserWarning, match=r"All particles start alike in x\[0\] \(1\)"):
+        result = parvi.sample(normal, init, sampler=sampler, num_steps=0)
+    np.testing.assert_allclose(result.particles.std(axis=0), 1, rtol=0.3)
+    # The scores of x[0] differ by x[1], and move the particles apart.
+    crossed = parvi.sample(
+        lambda x: normal(x) + 5 * x[0] * x[1], init, sampler=sampler, num_steps=0
+    )
+    np.testing.assert_array_equal(crossed.particles, init)
+
+
 @pytest.mark.parametrize("sampler", [parvi.pfg(), parvi.svgd()])
 def test_two_distinct_rows_are_not_enough(sampler):
     init = np.repeat(start(2), 64, axis=0)
