@@ -13,6 +13,7 @@ from parvi import preconditioners as preconditioners
 from parvi import steppers as steppers
 from parvi import stopping as stopping
 from parvi.results import metrics as metrics
+from parvi.results import plots as plots
 from parvi.results.result import Result as Result
 from parvi.results.result import load as load
 from parvi.samplers.default import pfg as pfg

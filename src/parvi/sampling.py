@@ -370,7 +370,14 @@ def _built(run: Run, settings, seconds, num_moved) -> Result:
         num_moved=num_moved,
         passes=reported(run.reports, Passes),
         balanced=reported(run.reports, Balanced),
+        changes=_changes(run),
     )
+
+
+def _changes(run: Run) -> np.ndarray | None:
+    """What the last stage that tested the particles found at every coordinate."""
+    explored = reported(run.reports, Explored)
+    return None if explored is None else np.asarray(explored.changes)
 
 
 def _judged(run: Run, result: Result, error, interrupted: bool, throw: bool) -> Result:

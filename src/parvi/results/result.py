@@ -11,12 +11,15 @@ from jaxtyping import Float, PyTree
 
 from parvi.evaluation import evaluate
 from parvi.kept import carefully
-from parvi.results import arviz, checks, modes, storage
+from parvi.results import arviz, checks, kept_findings, modes, storage
+from parvi.results.predict import predicted
+from parvi.results.report.words import Verdict, verdict_of
 from parvi.results.transport import files
 from parvi.results.transport.importance import Importance
 from parvi.results.transport.making import flown, transport_of
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import Witness, witnessed
+from parvi.results.verdicts import Verdicts
 from parvi.run.initial import as_key
 from parvi.run.surroundings import surrounded
 from parvi.samplers.balance import Balanced
@@ -35,7 +38,7 @@ _ROWS = 2_000_000
 _GOOD_SHARE = 0.8
 # What is computed at first access and stays.
 _UNPICKLED = ("target", "settings", "transport", "importance", "passes", "balanced")
-_KEPT = ("log_density", "transport", "importance")
+_KEPT = ("log_density", "transport", "importance", "verdicts")
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -93,6 +96,11 @@ class Result:
         The weights of modes by bridge sampling; None if the run took no path, or was loaded.
     saved_transport
         The map, in a result that was loaded from a file.
+    changes
+        How far the run's own transitions moved the mean or variance of every unconstrained number,
+        in standard errors; None if it has not tested the particles.
+    saved_findings
+        What was known of the particles when the file was written, in a result that was loaded.
     """
 
     particles: PyTree[np.ndarray]
@@ -109,6 +117,8 @@ class Result:
     passes: Passes | None = None
     balanced: Balanced | None = None
     saved_transport: Transport | None = None
+    changes: Float[np.ndarray, " d"] | None = None
+    saved_findings: kept_findings.Findings = kept_findings.Findings()
 
     @classmethod
     def build(
@@ -122,6 +132,7 @@ class Result:
         num_moved: int = 0,
         passes: Passes | None = None,
         balanced: Balanced | None = None,
+        changes: Float[np.ndarray, " d"] | None = None,
     ) -> "Result":
         """Build a result from the end of a run."""
         layout = target.layout
@@ -140,6 +151,7 @@ class Result:
             settings=settings,
             passes=passes,
             balanced=balanced,
+            changes=changes,
         )
 
     @functools.cached_property
@@ -181,10 +193,14 @@ class Result:
         return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
 
     def summary(self) -> "pd.DataFrame":
-        """Mean, standard deviation and quantiles of every parameter.
+        """Mean, standard deviation, quantiles and the verdict on every parameter.
 
-        It has no r_hat and no effective sample size, which are made for chains and mean nothing
-        here.
+        ``drift`` is the largest change of its mean or variance under the run's own Hamiltonian
+        transitions, in standard errors. ``stein_ratio`` is 1 for the target's own draws, smaller if
+        the particles are too narrow. ``verdict`` says in a word whether either is more than chance.
+        If the run met separated modes, the mean within each follows. It has no r_hat and no
+        effective sample size, which are made for chains and mean nothing here. A result from a file
+        has the verdicts that were known when it was saved.
         """
         import pandas as pd
 
@@ -192,7 +208,71 @@ class Result:
         table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
         for quantile in _QUANTILES:
             table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
+        found = self.verdicts
+        if found is not None:
+            table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": found.words()}
+        modes = self.known_modes() if np.any(self._tempered) else None
+        if modes is not None and len(modes.weights) > 1:
+            for k in range(len(modes.weights)):
+                table[f"mode {k + 1}"] = matrix[modes.labels == k].mean(axis=0)
         return pd.DataFrame(table, index=self.names)
+
+    @functools.cached_property
+    def verdicts(self) -> Verdicts | None:
+        """What is known of every parameter; None in a result from a file without it."""
+        if self.saved_findings.verdicts is not None or self.target is None:
+            return self.saved_findings.verdicts
+        with surrounded(self._dtype):
+            target, flat, _ = self._flattened(None, "summary")
+            scores = np.asarray(evaluate(target.full(), flat)[1])
+        assert self.target.layout is not None
+        return Verdicts.of(np.asarray(flat), scores, self.changes).per_name(self.target.layout)
+
+    def predict(self, function: Callable, key: Any = None) -> PyTree[np.ndarray]:
+        """The values of a function at every particle, such as predictions at new inputs.
+
+        Parameters
+        ----------
+        function
+            Function of one particle, or of a key and a particle if ``key`` is given, that returns
+            an array or any pytree of arrays.
+        key
+            An int or a JAX key, if the function draws; every particle gets a key of its own.
+        """
+        with surrounded(self._dtype):
+            return predicted(function, self.particles, key)
+
+    def known_modes(self) -> modes.Modes | None:
+        """The modes as ``modes()`` finds them, or as they were saved; None if nobody knows."""
+        if self.target is None:
+            return self.saved_findings.modes
+        if "found_modes" not in self.__dict__:
+            self.__dict__["found_modes"] = self.modes()
+        return self.__dict__["found_modes"]
+
+    def verdict(self) -> Verdict:
+        """Whether the particles can be believed, why, and what to do next, in words."""
+        check = None
+        known = self.target is not None or self.saved_findings.check is not None
+        if known and not self.status.failed:
+            check = self.check()
+        return verdict_of(self.status, check, self.known_modes())
+
+    def report(self, path: Any, title: str = "parvi report", names: list[str] | None = None) -> Any:
+        """Write a page that shows this result and needs nothing but itself; returns its path.
+
+        Parameters
+        ----------
+        path
+            File to write, such as ``report.html``.
+        title
+            Title of the page.
+        names
+            Parameters in the figures; by default the first ones.
+        """
+        from parvi.results.report.page import write_report
+
+        return write_report(self, path, title, names)
 
     def check(self, target: AbstractTarget | Callable | None = None) -> checks.Check:
         """Say in words what is wrong with these particles, as far as they show it.
@@ -209,11 +289,15 @@ class Result:
         target
             The target, if the result was loaded from a file.
         """
+        if target is None and self.target is None and self.saved_findings.check is not None:
+            return self.saved_findings.check
         witness = self.witness if "transport" in self.__dict__ else None
         with surrounded(self._dtype):
             target, flat, names = self._flattened(target, "check")
             tempered = bool(np.any(self._tempered))
-            return checks.checked(self.status, target, flat, tempered, names, self._drift, witness)
+            found = checks.checked(self.status, target, flat, tempered, names, self._drift, witness)
+        self.__dict__["last_check"] = found
+        return found
 
     def modes(self, target: AbstractTarget | Callable | None = None) -> modes.Modes:
         """The separated modes in which the particles lie, with the errors of their weights.
@@ -372,7 +456,8 @@ class Result:
     def save(self, path: Any) -> None:
         """Write to one file (NumPy's npz, no pickle). An existing file is replaced atomically.
 
-        The map is saved too if ``transport`` was made and all constraints are parvi's own.
+        The map is saved too if ``transport`` was made and all constraints are parvi's own, and so
+        are the verdicts, the check and the modes if they are known.
         """
         arrays = {f"history/{name}": column for name, column in self.history.items()}
         arrays["log_density"] = self.log_density
@@ -381,7 +466,17 @@ class Result:
             facts["transport"] = files.as_record(self.transport)
             if facts["transport"] is not None:
                 arrays |= files.as_arrays(self.transport)
-        storage.write(path, self.particles, arrays, facts)
+        more, facts["findings"] = kept_findings.as_record(self._findings())
+        storage.write(path, self.particles, arrays | more, facts)
+
+    def _findings(self) -> kept_findings.Findings:
+        """What is known of the particles without asking the target again."""
+        saved, known = self.saved_findings, self.__dict__
+        return kept_findings.Findings(
+            known.get("verdicts", saved.verdicts),
+            known.get("last_check", saved.check),
+            known.get("found_modes", saved.modes),
+        )
 
     def _facts(self) -> dict[str, Any]:
         return {
@@ -449,6 +544,7 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         num_moved=facts["num_moved"],
         saved_log_density=arrays["log_density"],
         saved_transport=files.from_file(arrays, facts, _first_of(particles)),
+        saved_findings=kept_findings.from_record(arrays, facts.get("findings"), path),
     )
 
 

@@ -1,0 +1,59 @@
+"""What is known of particles beside themselves, in the file of a result."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parvi.results.checks import Check
+from parvi.results.modes import Modes
+from parvi.results.verdicts import Verdicts
+
+_PREFIX = "findings/"
+
+
+class Findings(NamedTuple):
+    """The verdicts on parameters, the check and the modes, each None if it is not known."""
+
+    verdicts: Verdicts | None = None
+    check: Check | None = None
+    modes: Modes | None = None
+
+
+def as_record(findings: Findings) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the plain facts of the file."""
+    arrays: dict[str, np.ndarray] = {}
+    facts: dict[str, Any] = {}
+    verdicts, check, modes = findings
+    if verdicts is not None:
+        arrays |= {f"{_PREFIX}{name}": value for name, value in verdicts._asdict().items()}
+    if check is not None:
+        facts["check"] = [check.ok, list(check.findings), check.numbers]
+    if modes is not None:
+        facts["copies"] = [list(group) for group in modes.copies]
+        named = {"weights": modes.weights, "standard_errors": modes.standard_errors}
+        arrays |= {f"{_PREFIX}{name}": value for name, value in named.items()}
+        arrays[f"{_PREFIX}labels"] = modes.labels
+    return arrays, facts
+
+
+def from_record(arrays: dict[str, np.ndarray], facts: Any, path: Any) -> Findings:
+    """What a file holds; files from before findings hold none."""
+    if facts is None:
+        return Findings()
+    try:
+        found = {name.removeprefix(_PREFIX): a for name, a in arrays.items() if _PREFIX in name}
+        verdicts = modes = check = None
+        if "drifts" in found:
+            verdicts = Verdicts(found["drifts"], found["ratios"], found["errors"])
+        if "check" in facts:
+            ok, sentences, numbers = facts["check"]
+            check = Check(bool(ok), tuple(map(str, sentences)), dict(numbers))
+        if "labels" in found:
+            copies = tuple(tuple(int(k) for k in group) for group in facts["copies"])
+            modes = Modes(found["weights"], found["standard_errors"], found["labels"], copies)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} was changed or cut short: what it says of the checks gave "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    return Findings(verdicts, check, modes)

@@ -1,0 +1,114 @@
+"""An animation of the flow: the particles of two coordinates, step by step."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from parvi.results.plots.style import COLOURS, columns_of, limits, new_axes, styled
+
+_MOST_PARTICLES = 1024
+
+
+class Frame(NamedTuple):
+    """The particles after some steps, and the stage that they were in."""
+
+    points: Float[np.ndarray, "n 2"]
+    step: int
+    stage: str
+
+
+def animate(
+    result: Any,
+    path: Any,
+    names: Sequence[str] | None = None,
+    num_frames: int = 60,
+    frames_per_second: int = 12,
+) -> Any:
+    """Run the result again, and write how its particles move to a GIF or an MP4.
+
+    Parameters
+    ----------
+    result
+        A ``Result`` with its target and settings.
+    path
+        File that ends in .gif, or in .mp4 if ffmpeg is installed.
+    names
+        Two parameters; by default the first two.
+    num_frames
+        The largest number of frames.
+    frames_per_second
+        How fast they follow each other.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        The axis of the last frame.
+    """
+    from matplotlib import animation
+
+    path = pathlib.Path(path)
+    writers = {".gif": animation.PillowWriter, ".mp4": animation.FFMpegWriter}
+    if path.suffix.lower() not in writers:
+        raise ValueError(f"{path} should end in .gif or .mp4.")
+    writer = writers[path.suffix.lower()]
+    if not writer.isAvailable():
+        raise ValueError(f"{path.suffix} needs ffmpeg, which is not installed: write a .gif.")
+    columns = columns_of(result, names, 2)
+    if len(columns) != 2:
+        raise ValueError(f"An animation has two parameters, got {len(columns)}.")
+    frames = followed(result, columns, num_frames)
+    with styled():
+        axis = new_axes(1, 1, 4.6, 4.2)[0, 0]
+        figure = axis.figure
+        figure.set_facecolor("white")
+        every = np.concatenate([frame.points for frame in frames])
+        axis.set(
+            xlabel=result.names[columns[0]],
+            ylabel=result.names[columns[1]],
+            xlim=limits(every[:, 0]),
+            ylim=limits(every[:, 1]),
+        )
+        dots = axis.scatter(*frames[0].points.T, s=8, color=COLOURS[0], linewidth=0)
+
+        def shown(frame: Frame):
+            dots.set_offsets(frame.points)
+            axis.set_title(f"step {frame.step}: {frame.stage}")
+            return [dots]
+
+        # The last frame stays for a second.
+        held = [*frames, *[frames[-1]] * frames_per_second]
+        moving = animation.FuncAnimation(figure, shown, frames=held, init_func=lambda: [])
+        moving.save(path, writer=writer(fps=frames_per_second))
+    return axis
+
+
+def followed(result: Any, columns: Sequence[int], num_frames: int) -> list[Frame]:
+    """The particles of some columns in at most so many frames, all early steps among them."""
+    from parvi.sampling import watched
+
+    if result.settings is None or result.target is None:
+        raise ValueError("A loaded result cannot be run again: give one that parvi.sample made.")
+    if not isinstance(num_frames, int) or num_frames < 2:
+        raise ValueError(f"num_frames must be an int of at least 2, got {num_frames!r}.")
+    wanted = set(chosen_steps(result.num_steps, num_frames))
+    rows = np.linspace(0, result.num_particles - 1, min(result.num_particles, _MOST_PARTICLES))
+    frames: list[Frame] = []
+
+    def watch(step: int, stage: str, matrix: np.ndarray) -> None:
+        if step in wanted:
+            frames.append(Frame(matrix[rows.astype(int)][:, columns], step, stage))
+
+    watched(result, watch)
+    return frames
+
+
+def chosen_steps(num_steps: int, num_frames: int) -> list[int]:
+    """Steps from 0 to the last, dense at first, where particles move most."""
+    if num_steps < num_frames:
+        return list(range(num_steps + 1))
+    early = num_frames // 2
+    late = np.geomspace(early, num_steps, num_frames - early).round().astype(int)
+    return sorted({*range(early), *late.tolist()})

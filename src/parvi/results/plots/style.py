@@ -1,0 +1,85 @@
+"""The style that all plots share, and what they need of a result."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+# Okabe and Ito's colours, which people with any colour vision tell apart; black is left out.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+# Parameters that are drawn if none are named.
+MOST = 6
+
+_SHARED = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "figure.dpi": 110,
+    "savefig.dpi": 110,
+}
+_INK = {"light": "#222222", "dark": "#DDDDDD"}
+
+
+@contextlib.contextmanager
+def styled(theme: str = "light") -> Iterator[None]:
+    """Draw in the shared style; ``theme`` is light or dark, both on a transparent ground."""
+    import matplotlib as mpl
+    from cycler import cycler
+
+    ink = _INK[theme]
+    names = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    own = dict.fromkeys((*names, "axes.titlecolor"), ink)
+    clear = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none")
+    with mpl.rc_context({**_SHARED, **own, **clear, "axes.prop_cycle": cycler(color=COLOURS)}):
+        yield
+
+
+def new_axes(rows: int, columns: int, width: float = 2.4, height: float = 2.0) -> Any:
+    """An array of axes on a figure of its own, which no window shows."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("Plots need matplotlib: pip install 'parvi[plots]'.") from error
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    return figure.subplots(rows, columns, squeeze=False)
+
+
+def columns_of(result: Any, names: Sequence[str] | None, most: int = MOST) -> list[int]:
+    """The numbers of the named columns of ``result.matrix()``; the first few if none are named.
+
+    The name of an array stands for all of its numbers.
+    """
+    if names is None:
+        return list(range(min(most, len(result.names))))
+    if isinstance(names, str):
+        names = [names]
+    chosen: list[int] = []
+    for name in names:
+        found = [i for i, own in enumerate(result.names) if own == name]
+        found = found or [i for i, own in enumerate(result.names) if own.startswith(f"{name}[")]
+        if not found:
+            some = ", ".join(result.names[:10])
+            raise ValueError(f"No parameter is called {name!r}; the first ones are {some}.")
+        chosen += found
+    return chosen
+
+
+def labels_of(result: Any) -> np.ndarray:
+    """The mode of every particle, where modes are known; else all are of the first."""
+    found = result.known_modes()
+    return np.zeros(result.num_particles, int) if found is None else found.labels
+
+
+def limits(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """Where to draw: the middle 99 % and a margin, so that one particle in a tail hides nothing."""
+    low, high = np.quantile(values, [0.005, 0.995])
+    margin = 0.1 * (high - low) or 1.0
+    return float(low - margin), float(high + margin)

@@ -1,0 +1,170 @@
+"""The page of a report: verdict first, then modes, summary, figures, settings."""
+
+import base64
+import hashlib
+import importlib.metadata
+import importlib.resources
+import pathlib
+import platform
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from parvi.results.report.figures import Picture, pictures
+from parvi.results.report.words import Verdict
+from parvi.run.files import replaced
+
+_VERSIONS = ("parvi", "jax", "numpy")
+_CLASSES = {True: "good", False: "bad", None: "unknown"}
+
+
+def write_report(result: Any, path: Any, title: str, names: list[str] | None) -> pathlib.Path:
+    """Write the page whole or not at all."""
+    text = page(result, title, names)
+    with replaced(path) as file:
+        file.write(text.encode())
+    return pathlib.Path(path)
+
+
+def page(result: Any, title: str, names: list[str] | None) -> str:
+    """The HTML of the report."""
+    verdict, modes = result.verdict(), result.known_modes()
+    style, script = (_text(name) for name in ("page.css", "page.js"))
+    # Nothing may be loaded, and no other script may run, whatever a name contains.
+    policy = (
+        f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; "
+        f"script-src '{_digest(script)}'; base-uri 'none'; form-action 'none'"
+    )
+    parts = [
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{style}</style>\n</head>\n<body>\n<main>",
+        f"<h1>{escape(title)}</h1>",
+        _verdict(verdict),
+        f'<p class="soft">{escape(_facts(result))}</p>',
+        _modes(modes),
+        _summary(result),
+        *(_figure(picture) for picture in pictures(result, names)),
+        _settings(result),
+        f"</main>\n<script>{script}</script>\n</body>\n</html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _text(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _verdict(verdict: Verdict) -> str:
+    lines = [f'<section class="verdict {_CLASSES[verdict.believable]}" aria-label="Verdict">']
+    lines.append(f"<p>{escape(verdict.headline)}</p>")
+    for heading, sentences in (("", verdict.reasons), ("What to do", verdict.advice)):
+        if sentences:
+            lines.append(f"<p><strong>{heading}</strong></p>" if heading else "")
+            items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+            lines.append(f"<ul>{items}</ul>")
+    return "\n".join([*lines, "</section>"])
+
+
+def _facts(result: Any) -> str:
+    return (
+        f"{result.num_particles} particles of {len(result.names)} numbers; {result.status.name} "
+        f"after {result.num_steps} steps and {result.num_gradients / result.num_particles:.0f} "
+        f"gradients a particle; {result.timing.seconds:.1f} s, "
+        f"{result.timing.compile_seconds:.1f} s of them compiling."
+    )
+
+
+def _modes(modes: Any) -> str:
+    if modes is None:
+        return ""
+    lines = [f"<h2>Modes</h2>\n<p>{escape(str(modes))}</p>"]
+    if len(modes.weights) > 1:
+        rows = "".join(
+            f"<tr><td>{k + 1}</td><td>{weight:.3f}</td><td>{_number(error)}</td></tr>"
+            for k, (weight, error) in enumerate(
+                zip(modes.weights, modes.standard_errors, strict=True)
+            )
+        )
+        header = "".join(
+            f'<th scope="col">{word}</th>' for word in ("mode", "weight", "standard error")
+        )
+        lines.append(
+            f'<div class="scroll" tabindex="0" role="region" aria-label="Modes"><table><thead><tr>'
+            f"{header}</tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+    return "\n".join(lines)
+
+
+def _summary(result: Any) -> str:
+    table = result.summary()
+    columns = ["parameter", *table.columns]
+    header = "".join(
+        f'<th scope="col"><button type="button">{escape(str(name))}</button></th>'
+        for name in columns
+    )
+    rows = []
+    for name, values in zip(table.index, table.itertuples(index=False), strict=True):
+        cells = "".join(_cell(value) for value in values)
+        rows.append(f"<tr><td>{escape(str(name))}</td>{cells}</tr>")
+    return (
+        "<h2>Parameters</h2>\n"
+        '<p><label for="filter">Show only parameters that contain </label>'
+        '<input id="filter" type="search" autocomplete="off"> '
+        f'<span id="count" class="soft" role="status">{len(rows)} parameters</span></p>\n'
+        '<div class="scroll" tabindex="0" role="region" aria-label="Parameters">'
+        f'<table class="summary"><thead><tr>{header}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        mark = "" if value == "ok" else ' class="wrong"'
+        return f"<td{mark}>{escape(value)}</td>"
+    return f'<td data-value="{float(value)!r}">{_number(value)}</td>'
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if np.isfinite(value) else "-"
+
+
+def _figure(picture: Picture) -> str:
+    words = escape(picture.words)
+    return (
+        f"<h2>{escape(picture.title)}</h2>\n<figure><picture>"
+        f'<source srcset="{picture.dark}" media="(prefers-color-scheme: dark)">'
+        f'<img src="{picture.light}" alt="{words}"></picture>'
+        f"<figcaption>{words}</figcaption></figure>"
+    )
+
+
+def _settings(result: Any) -> str:
+    facts = {
+        "key": result.key,
+        **{name: importlib.metadata.version(name) for name in _VERSIONS},
+        "Python": platform.python_version(),
+    }
+    lines = "".join(
+        f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items()
+    )
+    settings = result.settings
+    num = None if settings is None else settings.num_steps
+    extra = "" if num is None else f", num_steps={num}"
+    code = (
+        f"result = parvi.sample(target, init, key={result.key}{extra})\n"
+        "# init: the first particles of this run. The same version, processor and number of\n"
+        "# cores give the same particles, bit for bit."
+    )
+    return (
+        f"<h2>Settings</h2>\n<dl>{lines}</dl>\n<details><summary>Sampler</summary>"
+        f"<pre><code>{escape(result.sampler)}</code></pre></details>\n<h2>How to reproduce</h2>\n"
+        f"<pre><code>{escape(code)}</code></pre>"
+    )

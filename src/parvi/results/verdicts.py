@@ -1,0 +1,71 @@
+"""What is known of every parameter: its drift, its Stein ratio, and a word for both.
+
+The drift is the largest change of its mean or variance under the run's own Hamiltonian transitions,
+in standard errors. The Stein ratio is -E[s (x - E x)], which is 1 for the target's own draws,
+smaller where the particles are too narrow, and larger where they are too wide.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.special
+from jaxtyping import Float
+
+from parvi.targets.flatten import Layout
+
+# Chance that some parameter of exact draws gets a word other than "ok".
+_CHANCE = 0.01
+# Errors of a ratio up to which nobody would care.
+_NEGLIGIBLE = 0.1
+# The three words for what is wrong, in the order in which they are looked for.
+DRIFTS, NARROW, WIDE = "drifts", "too narrow", "too wide"
+
+
+class Verdicts(NamedTuple):
+    """Drift (NaN if it was not tested), Stein ratio and its error, of every number."""
+
+    drifts: Float[np.ndarray, " d"]
+    ratios: Float[np.ndarray, " d"]
+    errors: Float[np.ndarray, " d"]
+
+    @classmethod
+    def of(
+        cls,
+        flat: Float[np.ndarray, "n d"],
+        scores: Float[np.ndarray, "n d"],
+        drifts: Float[np.ndarray, " d"] | None,
+    ) -> "Verdicts":
+        """The verdicts on particles with these scores."""
+        terms = -np.asarray(scores, float) * (flat - flat.mean(axis=0))
+        unknown = np.full(flat.shape[1], np.nan)
+        return cls(
+            unknown if drifts is None else np.asarray(drifts, float),
+            terms.mean(axis=0),
+            terms.std(axis=0) / len(flat) ** 0.5,
+        )
+
+    def words(self) -> np.ndarray:
+        """A word for every number, of which one of exact draws gets a wrong one in 100 runs."""
+        bound = float(-scipy.special.ndtri(_CHANCE / (4 * len(self.drifts))))
+        margin = _NEGLIGIBLE + bound * self.errors
+        found = np.full(len(self.drifts), "ok", dtype="<U10")
+        found[self.ratios > 1 + margin] = WIDE
+        found[self.ratios < 1 - margin] = NARROW
+        found[self.drifts > bound] = DRIFTS
+        return found
+
+    def per_name(self, layout: Layout) -> "Verdicts":
+        """The verdicts on the user's scale: the worst of its numbers for a leaf that has fewer."""
+        parts, first = [], 0
+        for shape, size in zip(layout.shapes, layout.sizes, strict=True):
+            own = slice(first, first + size)
+            first += size
+            rows = np.arange(own.start, own.stop)
+            if size != int(np.prod(shape, dtype=int)):
+                drifts = np.where(np.isnan(self.drifts[own]), -np.inf, self.drifts[own])
+                off = np.abs(np.log(np.maximum(self.ratios[own], 1e-12)))
+                row = rows[np.argmax(drifts if drifts.max() > 0 else off)]
+                rows = np.full(int(np.prod(shape, dtype=int)), row)
+            parts.append(rows)
+        chosen = np.concatenate(parts)
+        return Verdicts(self.drifts[chosen], self.ratios[chosen], self.errors[chosen])
