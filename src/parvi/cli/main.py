@@ -1,10 +1,8 @@
 """The command line: parse, call, print."""
 
-import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -15,30 +13,23 @@ from rich.progress import track
 from rich.table import Table
 
 import parvi
+from parvi.cli import runs
+from parvi.cli.errors import in_one_line
 from parvi.run.compile.cache import keep_compiled
 
 app = typer.Typer(
-    help="Particle-based variational inference.", no_args_is_help=True, add_completion=False
+    help="Particle-based variational inference.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
+for command in (runs.sample, runs.resume, runs.check, runs.report):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"parvi {parvi.__version__}")
         raise typer.Exit
-
-
-@contextlib.contextmanager
-def _in_one_line() -> Iterator[None]:
-    """What is wrong with files and data is said in one line, without a traceback."""
-    from parvi.experiments.datasets import DataError
-
-    try:
-        yield
-    except (ValueError, OSError, DataError) as error:
-        with contextlib.suppress(OSError, AttributeError):
-            typer.echo(f"parvi: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 @app.callback()
@@ -176,7 +167,7 @@ def reproduce(
     if share is None or int(share[1]) > int(share[2]):
         raise typer.BadParameter(f"--part is K/M with K from 1 to M, got {part}")
     chosen = [known[name] for name in (known if everything else names or [])]
-    with _in_one_line():
+    with in_one_line():
         _reproduced(chosen, results, page, quick, (int(share[1]), int(share[2])), console)
 
 

@@ -1,0 +1,3 @@
+"""The command line."""
+
+from parvi.cli.main import app as app

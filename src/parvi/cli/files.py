@@ -1,0 +1,178 @@
+"""Models and data as the command line names them."""
+
+import csv
+import importlib.util
+import inspect
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import parvi
+from parvi.run.initial import as_target
+from parvi.targets.target import AbstractTarget
+
+# Names that are looked for in a file if none is given.
+_NAMES = ("target", "model", "log_density")
+
+
+def target_of(place: str, data: pathlib.Path | None) -> AbstractTarget:
+    """The target of ``model.py:name`` or ``model.stan``, with its data.
+
+    The name in a Python file is a target, a function of a particle (and of the data, if it takes
+    two arguments) beside ``like`` and perhaps ``constraints``, a NumPyro model, whose arguments are
+    the data's names, a model of another library, or a function of the data that returns one.
+    """
+    path, _, name = place.partition(":") if not _is_file(place) else (place, "", "")
+    if not _is_file(path):
+        raise ValueError(f"There is no file {path}; give model.py:name or model.stan.")
+    values = None if data is None else read_data(data)
+    if path.endswith(".stan"):
+        return parvi.from_stan(path, {} if values is None else values)
+    if not path.endswith(".py"):
+        raise ValueError(f"{path} should end in .py or .stan.")
+    module = _module(pathlib.Path(path))
+    return _as_target(_named(module, name, path), module, values, place)
+
+
+def _is_file(path: str) -> bool:
+    return pathlib.Path(path).is_file()
+
+
+def _module(path: pathlib.Path) -> Any:
+    # Files beside it can be imported, as if Python had been given the file.
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{path} raised {type(error).__name__}: {error}.") from error
+    return module
+
+
+def _named(module: Any, name: str, path: str) -> Any:
+    names = [name] if name else [known for known in _NAMES if hasattr(module, known)]
+    if not names or not hasattr(module, names[0]):
+        wanted = name or " or ".join(_NAMES)
+        raise ValueError(f"{path} has no {wanted}; say which name to use, as in {path}:name.")
+    return getattr(module, names[0])
+
+
+def _as_target(found: Any, module: Any, data: dict[str, Any] | None, place: str) -> AbstractTarget:
+    if isinstance(found, AbstractTarget):
+        return found if data is None else _with_data(found, data)
+    if not callable(found):
+        return as_target(found)
+    like, constraints = getattr(module, "like", None), getattr(module, "constraints", None)
+    if _is_numpyro(found, data):
+        return parvi.from_numpyro(found, **(data or {}))
+    if like is not None:
+        if _num_arguments(found) == 1:
+            return parvi.Target(found, like, constraints)
+        if data is None:
+            raise ValueError(f"{place} takes data as its second argument: give --data.")
+        return parvi.Target(found, like, constraints, data=data)
+    made = found() if data is None else found(data)
+    if callable(made) and not isinstance(made, AbstractTarget):
+        raise ValueError(
+            f"{place} should return a target or a model; if it is a log density, define like = "
+            "(one particle, for instance np.zeros(3)) beside it."
+        )
+    return as_target(made)
+
+
+def _with_data(target: Any, data: dict[str, Any]) -> AbstractTarget:
+    if getattr(target, "data", None) is None:
+        raise ValueError("The target has no data to replace: leave --data out.")
+    return target.with_data(data)
+
+
+def _is_numpyro(function: Callable, data: dict[str, Any] | None) -> bool:
+    """Whether the function has sample sites of NumPyro's when it is called with the data."""
+    if "numpyro" not in sys.modules:
+        return False
+    from numpyro import handlers
+
+    try:
+        inspect.signature(function).bind(**(data or {}))
+        sites = handlers.trace(handlers.seed(function, 0)).get_trace(**(data or {}))
+    except Exception:
+        # A log density takes a particle, and is no model.
+        return False
+    return any(site["type"] == "sample" for site in sites.values())
+
+
+def _num_arguments(function: Callable) -> int:
+    """How many arguments without a default a function has."""
+    parameters = inspect.signature(function).parameters.values()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def read_data(path: pathlib.Path) -> dict[str, Any]:
+    """The columns of a CSV file with a header, the arrays of an npz, or the values of a JSON."""
+    readers = {".csv": _csv, ".npz": _npz, ".json": _json}
+    if path.suffix.lower() not in readers:
+        raise ValueError(f"{path} should end in .csv, .npz or .json.")
+    return readers[path.suffix.lower()](path)
+
+
+def _csv(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    if len(rows) < 2:
+        raise ValueError(f"{path} should have a header and at least one row.")
+    header, body = [name.strip() for name in rows[0]], rows[1:]
+    ragged = next((i for i, row in enumerate(body) if len(row) != len(header)), None)
+    if ragged is not None:
+        raise ValueError(
+            f"{path} has {len(body[ragged])} values in row {ragged + 2}, and {len(header)} columns."
+        )
+    return {name: _column(path, name, [row[i] for row in body]) for i, name in enumerate(header)}
+
+
+def _column(path: pathlib.Path, name: str, words: list[str]) -> np.ndarray:
+    try:
+        numbers = np.array([float(word) for word in words])
+    except ValueError:
+        row, word = next((i, w) for i, w in enumerate(words) if not _is_number(w))
+        raise ValueError(
+            f"{path} has {word!r} in column {name!r} of row {row + 2}, which is no number: give "
+            "every category a number, and leave no value empty."
+        ) from None
+    whole = np.all(np.isfinite(numbers)) and np.all(numbers == np.round(numbers))
+    plain = whole and not any(set(word) & set(".eE") for word in words)
+    return numbers.astype(np.int64) if plain else numbers
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _npz(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} should hold an object of names and values.")
+    return {
+        name: np.asarray(value) if isinstance(value, list) else value
+        for name, value in found.items()
+    }

@@ -1,0 +1,98 @@
+"""Plots show what they say they show: the data on the axes is compared, not the pixels."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+from parvi.results.plots.animation import chosen_steps
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module")
+def result():
+    init = np.random.default_rng(0).normal(size=(64, 2))
+    density = lambda x: -0.5 * jnp.sum((x - jnp.array([1.0, -2.0])) ** 2)  # noqa: E731
+    return parvi.sample(density, init)
+
+
+def test_marginals_have_the_median_and_the_mass(result):
+    axes = parvi.plots.marginals(result)
+    assert axes.shape == (1, 2)
+    for axis, column, name in zip(axes.ravel(), result.matrix().T, result.names, strict=True):
+        curve, median = axis.get_lines()
+        assert axis.get_title() == name
+        np.testing.assert_allclose(median.get_xdata()[0], np.median(column), rtol=1e-6)
+        x, y = curve.get_data()
+        # The axis leaves out the last half percent on either side.
+        assert 0.95 < np.trapezoid(y, x) < 1.01
+
+
+def test_pairs_have_all_particles_and_hide_the_upper_half(result):
+    axes = parvi.plots.pairs(result)
+    np.testing.assert_allclose(axes[1, 0].collections[0].get_offsets(), result.matrix())
+    assert not axes[0, 1].get_visible()
+    assert axes[1, 0].get_xlabel() == "x[0]" or axes[1, 0].get_xlabel() == result.names[0]
+
+
+def test_history_has_every_stage_once(result):
+    axes = parvi.plots.history(result)
+    labels = [text.get_text() for text in axes[0, 0].get_legend().get_texts()]
+    assert labels == list(dict.fromkeys(result.history["stage"].tolist()))
+    drawn = axes[1, 0].get_lines()[0].get_ydata()
+    np.testing.assert_array_equal(drawn, result.history["stein_ratio"])
+
+
+def test_bands_hold_what_they_say():
+    rng = np.random.default_rng(0)
+    x = np.array([2.0, 0.0, 1.0])
+    predictions = x + rng.normal(size=(20_000, 3))
+    axis = parvi.plots.bands(x, predictions, levels=(0.9,))
+    drawn, middle = axis.get_lines()[0].get_data()
+    np.testing.assert_array_equal(drawn, [0, 1, 2])
+    np.testing.assert_allclose(middle, [0, 1, 2], atol=0.05)
+    edges = axis.collections[0].get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose([edges.min(), edges.max()], [-1.645, 3.645], atol=0.05)
+
+
+def test_particles_over_the_density(result):
+    axis = parvi.plots.over_density(result)
+    np.testing.assert_allclose(axis.collections[-1].get_offsets(), result.matrix())
+
+
+def test_a_map_of_a_gaussian_keeps_a_grid_straight(result):
+    axis = parvi.plots.transported_grid(result, num_lines=3)
+    lines = axis.get_lines()
+    assert len(lines) == 6
+    for line in lines:
+        steps = np.diff(np.column_stack(line.get_data()), axis=0)
+        np.testing.assert_allclose(steps, steps[:1].repeat(len(steps), axis=0), atol=5e-3)
+
+
+def test_animation_ends_where_the_run_does(result, tmp_path):
+    axis = parvi.plots.animate(result, tmp_path / "flow.gif", num_frames=5)
+    np.testing.assert_array_equal(axis.collections[0].get_offsets(), result.matrix())
+    assert (tmp_path / "flow.gif").read_bytes()[:6] == b"GIF89a"
+
+
+@pytest.mark.parametrize(("num_steps", "num_frames"), [(3, 10), (500, 20), (20, 20)])
+def test_frames_begin_and_end_with_the_run(num_steps, num_frames):
+    steps = chosen_steps(num_steps, num_frames)
+    assert steps[0] == 0
+    assert steps[-1] == num_steps
+    assert len(steps) <= num_frames + 1
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda r: parvi.plots.marginals(r, ["y"]), "No parameter is called 'y'"),
+        (lambda r: parvi.plots.history(r, ("energy",)), "no column 'energy'"),
+        (lambda r: parvi.plots.bands(np.zeros(2), np.zeros((3, 3))), "a row for every particle"),
+        (lambda r: parvi.plots.animate(r, "flow.avi"), "gif or .mp4"),
+    ],
+)
+def test_bad_requests(result, call, words):
+    with pytest.raises(ValueError, match=words):
+        call(result)

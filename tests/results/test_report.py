@@ -1,0 +1,160 @@
+"""The report: its words, its safety, and what a real browser makes of it."""
+
+import html.parser
+import pathlib
+import re
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+
+pytest.importorskip("matplotlib")
+
+NAME = "<script>alert('x')</script>"
+
+
+def made(**settings):
+    target = parvi.Target(
+        lambda p: -0.5 * jnp.sum((p[NAME] - 1) ** 2) - 0.5 * (p["scale"] - 2) ** 2,
+        like={NAME: np.zeros(2, np.float32), "scale": np.float32(1)},
+    )
+    return parvi.sample(target, num_particles=64, **settings)
+
+
+@pytest.fixture(scope="module")
+def good():
+    return made()
+
+
+@pytest.fixture(scope="module")
+def bad():
+    return made(sampler=parvi.svgd(), num_steps=3)
+
+
+@pytest.fixture(scope="module")
+def page(good, tmp_path_factory):
+    return good.report(tmp_path_factory.mktemp("report") / "report.html", title="A & B")
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.references, self.words = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.references += [v for k, v in attrs if k in ("src", "href", "srcset")]
+
+    def handle_data(self, data):
+        self.words.append(data.strip())
+
+
+def parsed(path):
+    tags = Tags()
+    tags.feed(path.read_text())
+    return tags
+
+
+def test_names_are_text_and_nothing_is_fetched(page):
+    tags = parsed(page)
+    assert tags.tags.count("script") == 1
+    assert f"{NAME}[0]" in tags.words
+    assert all(reference.startswith("data:image/png") for reference in tags.references)
+    assert not re.search(r"https?://", page.read_text())
+
+
+def test_the_verdict_comes_first(page, bad, tmp_path):
+    words = [word for word in parsed(page).words if word]
+    first = words.index("A & B", words.index("A & B") + 1)
+    assert words[first + 1].startswith("These particles can be taken for a sample")
+    other = bad.report(tmp_path / "bad.html")
+    words = [word for word in parsed(other).words if word]
+    first = words.index("parvi report", words.index("parvi report") + 1)
+    assert words[first + 1].startswith("Do not take these particles for a sample")
+
+
+def test_a_saved_result_has_the_same_report(good, page, tmp_path):
+    good.save(tmp_path / "run.npz")
+    loaded = parvi.load(tmp_path / "run.npz")
+    assert loaded.verdict() == good.verdict()
+    again = loaded.report(tmp_path / "again.html", title="A & B")
+    assert parsed(again).words == parsed(page).words
+
+
+def test_a_file_without_findings_says_so(good, tmp_path):
+    plain = made(key=1)
+    plain.save(tmp_path / "plain.npz")
+    verdict = parvi.load(tmp_path / "plain.npz").verdict()
+    assert verdict.believable is None
+    assert "result.check()" in verdict.reasons[0]
+
+
+def test_per_parameter_verdicts(good, bad):
+    table = good.summary()
+    assert set(table["verdict"]) == {"ok"}
+    np.testing.assert_allclose(table["stein_ratio"], 1, atol=0.1)
+    assert np.isfinite(table["drift"]).all()
+    narrow = made(sampler=parvi.svgd(), num_steps=0, init=lambda key, n: narrowed(n)).summary()
+    assert narrow.loc["scale", "verdict"] == "too narrow"
+    assert np.isnan(narrow["drift"]).all()
+
+
+def narrowed(num):
+    rng = np.random.default_rng(0)
+    wide = {NAME: 1 + rng.normal(size=(num, 2)), "scale": 2 + 0.3 * rng.normal(size=num)}
+    return {name: value.astype(np.float32) for name, value in wide.items()}
+
+
+def test_predictions(good):
+    doubled = good.predict(lambda p: {"twice": 2 * p["scale"]})
+    np.testing.assert_allclose(doubled["twice"], 2 * good.particles["scale"], rtol=1e-6)
+    # A function that needs numbers, not tracers.
+    signs = good.predict(lambda p: np.float32(1 if float(p["scale"]) > 2 else -1))
+    np.testing.assert_array_equal(signs, np.where(good.particles["scale"] > 2, 1, -1))
+    import jax
+
+    drawn = good.predict(lambda key, p: p["scale"] + jax.random.normal(key), key=0)
+    assert np.std(drawn - good.particles["scale"]) > 0.7
+    assert len(np.unique(drawn - good.particles["scale"])) == 64
+
+
+@pytest.mark.slow
+def test_in_a_browser(page, bad, tmp_path):
+    """No error, no request, sorting and filtering work, and axe finds nothing."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("Chromium is not installed.")
+    other = pathlib.Path(bad.report(tmp_path / "bad.html"))
+    with playwright.sync_playwright() as library:
+        browser = library.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        for path in (page, other):
+            for width, theme in ((390, "dark"), (1200, "light")):
+                look(browser, axe, path, width, theme)
+        browser.close()
+
+
+def look(browser, axe, path, width, theme):
+    shown = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=theme)
+    errors, requests = [], []
+    shown.on("pageerror", lambda error: errors.append(str(error)))
+    shown.on("console", lambda line: errors.append(line.text) if line.type == "error" else None)
+    shown.on("request", lambda request: requests.append(request.url))
+    shown.goto(path.as_uri())
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    shown.click("table.summary th:nth-child(2) button")
+    cells = "table.summary tbody tr:not([hidden]) td:nth-child(2)"
+    means = [float(text) for text in shown.locator(cells).all_inner_texts()]
+    assert means == sorted(means)
+    shown.click("table.summary th:nth-child(2) button")
+    falling = [float(text) for text in shown.locator(cells).all_inner_texts()]
+    assert falling == sorted(means, reverse=True)
+    shown.fill("#filter", "scale")
+    assert shown.locator(cells).count() == 1
+    assert axe.Axe().run(shown).response["violations"] == []
+    assert errors == []
+    assert all(url.startswith(("file:", "data:")) for url in requests)

@@ -1,0 +1,110 @@
+"""``parvi sample``, ``check``, ``report`` and ``resume``, as a shell calls them."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import parvi
+from parvi.cli import app
+
+MODEL = """
+import jax.numpy as jnp, numpy as np, parvi
+like = {"slope": np.zeros(()), "scale": np.ones(())}
+constraints = {"scale": parvi.Positive()}
+def log_density(p, data):
+    error = (data["y"] - p["slope"] * data["x"]) / p["scale"]
+    return -0.5 * jnp.sum(error**2) - len(data["y"]) * jnp.log(p["scale"]) - p["scale"]
+plain = lambda x: -0.5 * jnp.sum(x**2)
+def wrong(p, data):
+    return p["nothing"]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "model.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=40)
+    y = 2 * x + 0.5 * rng.normal(size=40)
+    lines = ["x,y", *(f"{a},{b}" for a, b in zip(x, y, strict=True))]
+    (folder / "data.csv").write_text("\n".join(lines))
+    np.savez(folder / "data.npz", x=x, y=y)
+    (folder / "data.json").write_text(json.dumps({"x": x.tolist(), "y": y.tolist()}))
+    return folder
+
+
+def called(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def sampled(folder):
+    out, report = folder / "run.npz", folder / "run.html"
+    done = called(
+        "sample", f"{folder}/model.py", "--data", folder / "data.csv", "--particles", 64,
+        "--out", out, "--report", report, "--json", "--checkpoint", folder / "checkpoint",
+    )  # fmt: skip
+    return done, out, report
+
+
+def test_from_a_csv_to_a_report(sampled):
+    done, out, report = sampled
+    assert done.exit_code == 0, done.output
+    facts = json.loads(done.stdout)
+    assert facts["believable"] is True
+    assert abs(facts["summary"]["slope"]["mean"] - 2) < 0.4
+    assert facts["summary"]["scale"]["verdict"] == "ok"
+    assert parvi.load(out).num_particles == 64
+    assert "can be taken for a sample" in report.read_text()
+
+
+def test_check_and_report_of_the_file_alone(sampled, tmp_path):
+    _, out, report = sampled
+    done = called("check", out)
+    assert done.exit_code == 0
+    assert "can be taken for a sample" in done.stdout
+    again = called("report", out, "--out", tmp_path / "again.html")
+    assert again.exit_code == 0
+    assert "can be taken for a sample" in (tmp_path / "again.html").read_text()
+
+
+def test_resume_finds_the_end(sampled, folder):
+    done = called("resume", folder / "checkpoint", f"{folder}/model.py", "--data",
+                  folder / "data.npz", "--json")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["status"] == "CONVERGED"
+
+
+def test_what_is_not_believed_has_another_code(folder):
+    done = called("sample", f"{folder}/model.py:log_density", "--data", folder / "data.json",
+                  "--particles", 32, "--sampler", "svgd", "--steps", 2)  # fmt: skip
+    assert done.exit_code == 3, done.output
+    assert done.stdout.startswith("Do not take these particles for a sample")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sample", "nothing.py"], "There is no file nothing.py"),
+        (["sample", "{}/model.py:nothing"], "has no nothing"),
+        (["sample", "{}/model.py"], "give --data"),
+        (["sample", "{}/model.py", "--data", "{}/model.py"], ".csv, .npz or .json"),
+        (["sample", "{}/model.py", "--data", "{}/words.csv"], "'red' in column 'x' of row 3"),
+        (["sample", "{}/model.py", "--data", "{}/ragged.csv"], "1 values in row 3"),
+        (["sample", "{}/model.py", "--data", "{}/data.csv", "--sampler", "no"], "is unknown"),
+        (["sample", "{}/model.py:wrong", "--data", "{}/data.csv"], "nothing"),
+        (["check", "{}/data.npz"], "is not a result of parvi"),
+        (["report", "{}/none.npz"], "none.npz"),
+        (["resume", "{}/none", "{}/model.py", "--data", "{}/data.csv"], "none"),
+    ],
+)
+def test_bad_requests_are_one_line(folder, words, said):
+    (folder / "words.csv").write_text("x,y\n1,2\nred,3\n")
+    (folder / "ragged.csv").write_text("x,y\n1,2\n3\n")
+    done = called(*(word.format(folder) for word in words))
+    assert done.exit_code == 1, done.output
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
