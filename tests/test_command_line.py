@@ -62,7 +62,7 @@ def test_from_a_csv_to_a_report(sampled):
 
 
 def test_check_and_report_of_the_file_alone(sampled, tmp_path):
-    _, out, report = sampled
+    out = sampled[1]
     done = called("check", out)
     assert done.exit_code == 0
     assert "can be taken for a sample" in done.stdout

@@ -13,8 +13,6 @@ import numpy as np
 from jaxtyping import PyTree
 
 from parvi.cloud import Place
-from parvi.counting import calls_host, traced
-from parvi.evaluation import quickly
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler, reported
 from parvi.kept import note
@@ -23,29 +21,25 @@ from parvi.results.storage import rebuilt, structure_of
 from parvi.run.checkpoint import Checkpoint, found, identity_of, is_writable, named
 from parvi.run.compile.ahead import Ahead
 from parvi.run.compile.programs import CAPACITY
-from parvi.run.initial import as_key, as_target, dtype_of, flat_particles, initial_values
+from parvi.run.initial import as_key, as_target, dtype_of, initial_values
 from parvi.run.interrupts import noted_interrupts
 from parvi.run.progress import Bar
 from parvi.run.rows import with_rows
 from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
-from parvi.run.spreading import spread_out
+from parvi.run.start import started, three_keys
 from parvi.run.surroundings import check_surroundings, plain_settings, surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.explore import Explored
-from parvi.samplers.flow import Flow
 from parvi.samplers.path import Passes
 from parvi.samplers.sequence import Sequence
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
-from parvi.targets.precision import wide_in_all_threads
 from parvi.targets.target import AbstractTarget
 
 # A compiled call should be short enough for the bar and for Ctrl-C, and long enough that dispatch
 # costs nothing.
 _SECONDS_PER_CHUNK = 0.25
-# The largest number of particles times coordinates whose spread is looked at.
-_MOST_SPREAD = 1 << 24
 # Rounding of a particle, in standard deviations, above which steps no longer resolve anything.
 _COARSE = 0.003
 
@@ -132,7 +126,7 @@ def sample(
     target = as_target(log_density)
     note(target)
     with plain_settings():
-        key_init, key_check, key_run = _three(as_key(key))
+        key_init, key_check, key_run = three_keys(as_key(key))
     values = initial_values(key_init, init, num_particles, target)
     dtype = dtype_of(values, target)
 
@@ -140,17 +134,10 @@ def sample(
     with contextlib.ExitStack() as stack:
         stack.enter_context(surrounded(dtype))
         interrupts = stack.enter_context(noted_interrupts(endings=checkpoint is not None))
-        target, particles = flat_particles(key_init, values, num_particles, target, dtype)
-        num, dim = particles.shape
-        target = with_rows(target, sampler, (num, dim), dtype)
-        if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
-            # Many particles are moved in place, which must not change the caller's array.
-            particles = jnp.array(particles, copy=True)
-        if _calls_host(target, dtype, key_check):
-            stack.enter_context(wide_in_all_threads())
-        particles = _spread_out(target, particles, sampler, key_check)
-        place, num_moved = target.admit(particles, key_check)
-        del particles
+        keys = key_init, key_check
+        target, place, num_moved = started(
+            target, values, num_particles, sampler, dtype, keys, stack
+        )
         sharding = particle_sharding(mesh, len(place.particles))
         limit = sampler.max_steps if num_steps is None else int(num_steps)
         bar = stack.enter_context(Bar(limit, progress))
@@ -264,36 +251,6 @@ def _ended(
     return result, error, interrupts.came or isinstance(error, KeyboardInterrupt)
 
 
-def _calls_host(target: AbstractTarget, dtype: np.dtype, key) -> bool:
-    """Whether a log density in float64 has a host callback."""
-    if dtype != np.float64 or target.layout is None:
-        return False
-    # A log density that cannot be traced is diagnosed where it is first evaluated.
-    with contextlib.suppress(Exception):
-        one = jax.ShapeDtypeStruct((target.layout.dim,), dtype)
-        return calls_host(traced(target.at(key), one))
-    return False
-
-
-def _spread_out(target: AbstractTarget, particles, sampler, key):
-    """The particles with a spread in every coordinate; very many are taken as they are.
-
-    A sequence works in the particles' own frame, in which a coordinate without spread never moves;
-    with fewer than 1.5 particles a dimension its lone descents see to that themselves. In other
-    flows a coordinate moves apart if its scores differ; one particle alone is theirs to move.
-    Samplers with noise of their own need nothing.
-    """
-    num, dim = particles.shape
-    if num * dim > _MOST_SPREAD or target.layout is None:
-        return particles
-    own_frame = isinstance(sampler, Sequence) and target.is_fixed and tells_covariance((num, dim))
-    if not own_frame and not (isinstance(sampler, Flow) and num > 1):
-        return particles
-    key_density, key_noise = jax.random.split(key)
-    names = target.layout.flat_names()
-    return spread_out(target.at(key_density), particles, names, key_noise, by_scores=not own_frame)
-
-
 def _with_transport(result: Result) -> Result:
     """The result with its map, and a status that the map's weighted draws do not contradict."""
     try:
@@ -315,12 +272,6 @@ def _with_transport(result: Result) -> Result:
         stacklevel=3,
     )
     return result.with_status(Status.NOT_AT_REST)
-
-
-@quickly
-def _three(key):
-    """Split and unpack in one program; separately they are two."""
-    return tuple(jax.random.split(key, 3))
 
 
 def _begun(target, sampler, key, handed, sharding, ahead) -> Run:

@@ -49,8 +49,17 @@ def sample(
         if sampler not in READY:
             raise ValueError(f"--sampler {sampler} is unknown; there are {', '.join(READY)}.")
         target = target_of(model, data)
-        settings = {"sampler": READY[sampler](), "num_steps": steps, "checkpoint": checkpoint}
-        run = _ran(lambda: parvi.sample(target, key=seed, num_particles=particles, **settings))
+        chosen = READY[sampler]()
+        run = _ran(
+            lambda: parvi.sample(
+                target,
+                key=seed,
+                num_particles=particles,
+                sampler=chosen,
+                num_steps=steps,
+                checkpoint=checkpoint,
+            )
+        )
         _finish(run, out, report, as_json, title=model)
 
 

@@ -1,13 +1,20 @@
 """An animation of the flow: the particles of two coordinates, step by step."""
 
+import contextlib
 import pathlib
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from parvi.results.plots.style import COLOURS, columns_of, limits, new_axes, styled
+from parvi.run.initial import as_key, initial_values
+from parvi.run.run import Run
+from parvi.run.start import started, three_keys
+from parvi.run.surroundings import surrounded
 
 _MOST_PARTICLES = 1024
 
@@ -50,7 +57,7 @@ def animate(
     from matplotlib import animation
 
     path = pathlib.Path(path)
-    writers = {".gif": animation.PillowWriter, ".mp4": animation.FFMpegWriter}
+    writers: dict[str, Any] = {".gif": animation.PillowWriter, ".mp4": animation.FFMpegWriter}
     if path.suffix.lower() not in writers:
         raise ValueError(f"{path} should end in .gif or .mp4.")
     writer = writers[path.suffix.lower()]
@@ -87,21 +94,35 @@ def animate(
 
 def followed(result: Any, columns: Sequence[int], num_frames: int) -> list[Frame]:
     """The particles of some columns in at most so many frames, all early steps among them."""
-    from parvi.sampling import watched
-
-    if result.settings is None or result.target is None:
+    settings = result.settings
+    if settings is None or result.target is None:
         raise ValueError("A loaded result cannot be run again: give one that parvi.sample made.")
     if not isinstance(num_frames, int) or num_frames < 2:
         raise ValueError(f"num_frames must be an int of at least 2, got {num_frames!r}.")
-    wanted = set(chosen_steps(result.num_steps, num_frames))
-    rows = np.linspace(0, result.num_particles - 1, min(result.num_particles, _MOST_PARTICLES))
-    frames: list[Frame] = []
-
-    def watch(step: int, stage: str, matrix: np.ndarray) -> None:
-        if step in wanted:
-            frames.append(Frame(matrix[rows.astype(int)][:, columns], step, stage))
-
-    watched(result, watch)
+    steps = chosen_steps(result.num_steps, num_frames)
+    num = min(result.num_particles, _MOST_PARTICLES)
+    rows = np.linspace(0, result.num_particles - 1, num).astype(int)
+    dtype = result.matrix().dtype
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(surrounded(dtype))
+        key_init, key_check, key_run = three_keys(as_key(settings.key))
+        values = initial_values(key_init, settings.init, settings.num_particles, result.target)
+        keys, sampler = (key_init, key_check), settings.sampler
+        with warnings.catch_warnings():
+            # They were given when the result was made.
+            warnings.simplefilter("ignore", UserWarning)
+            target, place, _ = started(
+                result.target, values, settings.num_particles, sampler, dtype, keys, stack
+            )
+        run = Run(target, sampler, key_run, place)
+        assert target.layout is not None
+        frames = []
+        for step in steps:
+            if step > run.num_steps:
+                run.advance(step - run.num_steps)
+            leaves = jax.tree_util.tree_leaves(jax.vmap(target.layout.constrain)(run.particles))
+            matrix = np.concatenate([np.reshape(leaf, (len(leaf), -1)) for leaf in leaves], axis=1)
+            frames.append(Frame(matrix[rows][:, list(columns)], run.num_steps, run.stage.name))
     return frames
 
 

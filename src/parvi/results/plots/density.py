@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -64,7 +65,7 @@ def transported_grid(result: Any, axis: Any = None, num_lines: int = 17) -> Any:
     axis = new_axes(1, 1, 4.0, 3.6)[0, 0] if axis is None else axis
     places, along = np.linspace(-2.5, 2.5, num_lines), np.linspace(-2.5, 2.5, 101)
     with surrounded(flat.dtype):
-        moved = jax.jit(maps[0])
+        moved = eqx.filter_jit(maps[0])
         for place in places:
             for line in ((np.full_like(along, place), along), (along, np.full_like(along, place))):
                 ends = np.asarray(moved(np.stack(line, axis=1).astype(flat.dtype)))

@@ -66,7 +66,7 @@ def pairs(
 
 
 def _diagonal(axis, values, labels, x_limits) -> None:
-    x = np.linspace(*x_limits, _NUM_POINTS)
+    x = np.linspace(x_limits[0], x_limits[1], _NUM_POINTS)
     for label in np.unique(labels):
         own = values[labels == label]
         y = smoothed(own, x) * len(own) / len(values)

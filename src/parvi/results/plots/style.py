@@ -12,7 +12,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 # Parameters that are drawn if none are named.
 MOST = 6
 
-_SHARED = {
+_SHARED: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
@@ -36,8 +36,10 @@ def styled(theme: str = "light") -> Iterator[None]:
 
     ink = _INK[theme]
     names = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    own = dict.fromkeys((*names, "axes.titlecolor"), ink)
-    clear = dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none")
+    own: dict[Any, Any] = dict.fromkeys((*names, "axes.titlecolor"), ink)
+    clear: dict[Any, Any] = dict.fromkeys(
+        ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"
+    )
     with mpl.rc_context({**_SHARED, **own, **clear, "axes.prop_cycle": cycler(color=COLOURS)}):
         yield
 
