@@ -155,10 +155,8 @@ def _field_page(cells, folder):
             continue
         figure, axes = panels(1, len(found))
         for ax, cell in zip(axes[0], found, strict=True):
-            points, vectors = np.array(cell.result["points"]), np.array(cell.result["vectors"])
-            ax.quiver(*points.T, *vectors.T, angles="xy", width=0.006, color="tab:blue")
-            ax.set_title(names[cell.setting["field"]], fontsize=9)
-            ax.set_aspect("equal")
+            _arrows(ax, np.array(cell.result["points"]), np.array(cell.result["vectors"]))
+            ax.set_title(names[cell.setting["field"]])
         text.append(save(figure, folder, label))
     by_name = {c.setting["field"]: np.array(c.result["vectors"]) for c in cells}
     rows = []
@@ -171,7 +169,8 @@ def _field_page(cells, folder):
             middle, whole = cosines[len(cosines) // 2], np.mean(cosines)
             rows.append([_FIELDS[name], f"{middle:.3f}", f"{whole:.3f}"])
     intro = (
-        "The figures show g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), and the "
+        "The figures show g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), the darker the "
+        "longer within a panel, and the "
         "Helmholtz parts of the term μ* μₜᵀ x of linear SVGD at μₜ = [0, 10]. The table gives the "
         "cosine of the angle to optimal transport, at the mean of the particles and on average "
         "over the grid. At the mean only the last regulariser points where transport does. Around "
@@ -181,6 +180,24 @@ def _field_page(cells, folder):
     )
     table = markdown(["regulariser", "at the mean", "over the grid"], rows) if rows else ""
     return intro + table + "\n" + "\n".join(text) + "\n" + footnote(cells)
+
+
+def _arrows(ax, points, vectors):
+    """Arrows of one length, with their size over the largest in this panel as a colour."""
+    sizes = np.linalg.norm(vectors, axis=1)
+    directions = vectors / np.maximum(sizes, np.finfo(float).tiny)[:, None]
+    ax.quiver(
+        *points.T,
+        *directions.T,
+        sizes / sizes.max(),
+        angles="xy",
+        pivot="mid",
+        width=0.007,
+        scale=22,
+        cmap="viridis_r",
+        clim=(0, 1),
+    )
+    ax.set_aspect("equal")
 
 
 def _page(cells, folder):
@@ -194,11 +211,12 @@ def _page(cells, folder):
                 series = np.maximum(np.array(cell.result[number], float), 1e-16)
                 axes[row][column].semilogy(cell.result["times"], series, label=_NAMES[name])
         mean, variances = _CASES[case]
-        axes[0][column].set_title(f"({case}) μ* = {mean}, Σ* = diag{variances}", fontsize=8)
+        centre, spread = (", ".join(f"{value:g}" for value in row) for row in (mean, variances))
+        axes[0][column].set_title(f"({case}) μ* = ({centre}), Σ* = diag({spread})")
         axes[1][column].set_xlabel("t")
     axes[0][0].set_ylabel("‖μₜ − μ*‖²")
     axes[1][0].set_ylabel("KL")
-    axes[0][0].legend(fontsize=6)
+    axes[0][0].legend()
     paths = [c for c in chosen(cells, case="d") if c.setting["method"] != "PFG (network)"]
     pictures = [save(figure, folder, "figure-4")]
     if paths:
@@ -229,19 +247,24 @@ def _draw_paths(cells, folder):
     mean, variances = map(np.array, _CASES["d"])
     figure, axes = panels(2, len(cells), 2.8)
     angle = np.linspace(0, 2 * np.pi, 100)
+    reach = mean + 1.2 * np.sqrt(variances)
     circle = np.column_stack([np.cos(angle), np.sin(angle)])
     for column, cell in enumerate(cells):
         path = np.array(cell.result["means"], float)
         axes[0][column].plot(*path.T, ".-", markersize=2)
         axes[0][column].plot(*mean, "k+")
-        axes[0][column].set_title(_NAMES[cell.setting["method"]], fontsize=9)
+        axes[0][column].set_title(_NAMES[cell.setting["method"]])
         covariance = cell.result["covariance_at_5"]
         axes[1][column].plot(*(mean + circle * np.sqrt(variances)).T, "k--", linewidth=0.8)
         if all(v is not None for row in covariance for v in row):
             values, vectors = np.linalg.eigh(np.array(covariance))
             ring = path[len(path) // 2] + circle * np.sqrt(np.maximum(values, 0)) @ vectors.T
             axes[1][column].plot(*ring.T)
-        axes[1][column].set_aspect("equal")
+        # The same square everywhere, with the start and the target in it.
+        for axis in axes[:, column]:
+            axis.set(xlim=(-4, reach.max()), ylim=(-4, reach.max()), aspect="equal")
+    axes[0][0].set_ylabel("mean")
+    axes[1][0].set_ylabel("t = 5")
     return save(figure, folder, "figure-2")
 
 

@@ -185,7 +185,7 @@ def _figure(cells, folder):
                 # Within one decade matplotlib writes out every minor tick.
                 ax.set_yticks(_MMD_TICKS, [f"{tick:g}" for tick in _MMD_TICKS])
                 ax.tick_params(axis="y", which="minor", labelleft=False)
-    axes[0][0].legend(fontsize=7)
+    axes[0][0].legend()
     return save(figure, folder, "figure-5")
 
 

@@ -111,7 +111,7 @@ def _page(cells, folder):
         axes[1][column].plot(*points.T, ".", markersize=1.5)
         axes[1][column].plot(*means.T, "k+", markersize=5)
         axes[1][column].set(xlim=(low, high), ylim=(low, high))
-        axes[0][column].set_title(name, fontsize=9)
+        axes[0][column].set_title(name)
     picture = save(figure, folder, "figure-3")
     text = (
         "The target has ten clusters, and each method 1000 particles. The table gives the energy "
@@ -162,7 +162,7 @@ def _seed_page(cells, folder):
             for cell in chosen(cells, method=method, seed=seed):
                 ax.plot(*np.array(cell.result["particles"]).T, ".", markersize=4)
             ax.set(xlim=(-3.5, 3.5), ylim=(-3.5, 3.5))
-            ax.set_title(f"{method}, seed {seed}", fontsize=9)
+            ax.set_title(f"{method}, seed {seed}")
     picture = save(figure, folder, "figure-8")
     rows = []
     for method in methods:

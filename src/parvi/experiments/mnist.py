@@ -110,7 +110,7 @@ def _page(cells, folder):
         ax.set(xscale="log", xlabel="particles", ylabel=label)
         ax.set_xticks(_COUNTS, [str(num) for num in _COUNTS])
         ax.minorticks_off()
-    axes[0][0].legend(fontsize=8)
+    axes[0][0].legend()
     text = (
         "The networks have 128 hidden units, and there are 60 000 training and 10 000 test rows; "
         "predictive probabilities are averaged over the particles. The step size is tuned with "

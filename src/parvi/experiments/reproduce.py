@@ -12,6 +12,7 @@ from parvi.experiments.mixture import MIXTURE, SEEDS
 from parvi.experiments.mnist import MNIST
 from parvi.experiments.time_table import TIME
 from parvi.experiments.uci import UCI
+from parvi.results.plots.style import styled
 
 _LOGISTIC = (LOGISTIC, TABLE_1, PRECONDITIONERS, JKO)
 _ORDER = (FIELDS, FLOWS, MIXTURE, *_LOGISTIC, UCI, MNIST, TIME, VARIANCE, ENERGY, SEEDS)
@@ -32,7 +33,8 @@ def report(folder: pathlib.Path, output: pathlib.Path, quick: bool = False) -> N
         state = progress(experiment, folder, quick)
         sections.append(f"## {experiment.title}\n\n`parvi reproduce {experiment.name}`\n")
         if cells:
-            sections.append(experiment.page(cells, figures))
+            with styled():
+                sections.append(experiment.page(cells, figures))
         if state.done < state.total:
             left = state.total - state.done
             sections.append(f"**Not run here: {left} of {state.total} cells.**\n")
