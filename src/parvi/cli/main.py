@@ -80,7 +80,10 @@ def demo(
         "draws.\n"
     )
     demonstration.draw(done, output)
-    console.print(f"Picture: {output}")
+    console.print(f"Picture: {output}", soft_wrap=True)
+    page = output.with_suffix(".html")
+    done.runs["PFG"].report(page, title="Logistic regression on the breast-cancer table")
+    console.print(f"Report: {page}", soft_wrap=True)
 
 
 @app.command()
