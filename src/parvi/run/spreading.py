@@ -42,7 +42,8 @@ def spread_out(
     repeated = _repeated(host)
     if not alike.any() and not repeated.any():
         return particles
-    others = np.exp(np.mean(np.log(spread[~alike]))) if not alike.all() else 1.0
+    positive = spread[~alike & (spread > 0)]
+    others = np.exp(np.mean(np.log(positive))) if len(positive) else 1.0
     scales = np.where(alike, others, spread)
     rows = np.flatnonzero(alike)
     if len(rows) <= _MOST:
