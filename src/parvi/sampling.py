@@ -74,8 +74,8 @@ def sample(
     init
         The first particles: an ``(n, d)`` array, a pytree of arrays with leading axis n, or a
         function ``init(key, n)``. If the target knows its shape, None draws them from N(0, I),
-        unconstrained, and those of a model as its own library does. Their dtype is that of the run: a NumPy float64 array runs in float64
-        whatever JAX's flag says.
+        unconstrained, and those of a model as its own library does. Their dtype is that of the
+        run: a NumPy float64 array runs in float64 whatever JAX's flag says.
     key
         An int or a JAX key. The same key gives the same bits on the same machine
         (docs/reliability.md).

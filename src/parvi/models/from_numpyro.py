@@ -11,7 +11,7 @@ import numpy as np
 from parvi.models.extras import imported
 from parvi.run.surroundings import surrounded
 from parvi.targets.dependent import AbstractModel
-from parvi.targets.flatten import Labels, names_of
+from parvi.targets.flatten import names_of
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget, Target
 
@@ -41,9 +41,9 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> AbstractTarget:
     >>> def model(y):
     ...     scale = numpyro.sample("scale", dist.HalfNormal(2.0))
     ...     numpyro.sample("y", dist.Normal(0, scale), obs=y)
-    >>> result = parvi.sample(parvi.from_numpyro(model, np.array([1.0, -2.0, 0.5])))
-    >>> result.particles["scale"].shape
-    (512,)
+    >>> target = parvi.from_numpyro(model, np.array([1.0, -2.0, 0.5]))
+    >>> target.layout.scalar_names()
+    ['scale']
     """
     imported("numpyro", "numpyro")
     from parvi.models.numpyro_sites import Batch, inspected
@@ -99,7 +99,7 @@ class NumPyroModel(AbstractModel):
 
         from parvi.models.numpyro_sites import DefaultKey, enumerated
 
-        model = DefaultKey(self.model)
+        model: Callable = DefaultKey(self.model)
         if self.sites.discrete:
             model = enumerated(model, self.sites.nesting)
         values = self.unpacked(flat)
@@ -188,5 +188,3 @@ class NumPyroModel(AbstractModel):
         draw = Predictive(model, return_sites=tuple(names), parallel=True, **settings)
         found = draw(key, *self.args, **self.kwargs)
         return {name: np.asarray(found[name]) for name in names}
-
-

@@ -43,9 +43,8 @@ def from_pymc(model: Any) -> AbstractTarget:
     >>> with pm.Model() as model:
     ...     scale = pm.HalfNormal("scale", 2.0)
     ...     y = pm.Normal("y", 0.0, scale, observed=[1.0, -2.0, 0.5])
-    >>> result = parvi.sample(parvi.from_pymc(model))
-    >>> result.particles["scale"].shape
-    (512,)
+    >>> parvi.from_pymc(model).layout.scalar_names()
+    ['scale']
     """
     pymc = imported("pymc", "pymc")
     if not isinstance(model, pymc.Model):
@@ -141,11 +140,13 @@ class PyMCModel(AbstractModel):
 
     def log_prior(self, flat):
         """The log density without the mini-batch."""
+        assert self.batch is not None
         with _quietly():
             return self.batch.log_prior(*self.unpacked(flat))
 
     def log_likelihood_of(self, flat, rows):
         """The log likelihood of each of some rows."""
+        assert self.batch is not None
         with _quietly():
             return self.batch.log_likelihood(self.unpacked(flat), rows)
 
@@ -173,6 +174,7 @@ class PyMCModel(AbstractModel):
 
     def log_likelihood(self, particles, flat):
         names = [variable.name for variable in self.model.observed_RVs]
+        names = names if self.batch is None else self.batch.names
         if not names:
             return {}
 
@@ -257,9 +259,7 @@ def _forward(model) -> Callable:
 
 
 def _labels(model, shapes: dict[str, tuple[int, ...]]) -> Labels:
-    dims = {
-        name: tuple(axes) for name, axes in model.named_vars_to_dims.items() if any(axes or ())
-    }
+    dims = {name: tuple(axes) for name, axes in model.named_vars_to_dims.items() if any(axes or ())}
     dims = {name: axes for name, axes in dims.items() if len(axes) == len(shapes.get(name, axes))}
     coords = {name: list(places) for name, places in model.coords.items() if places is not None}
     return Labels(dims, coords)

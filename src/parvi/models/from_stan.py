@@ -177,5 +177,3 @@ def _places(names: list[str]) -> dict[str, np.ndarray]:
         for index, place in own.items():
             found[stem][index] = place
     return found
-
-

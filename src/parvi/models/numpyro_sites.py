@@ -24,7 +24,7 @@ from parvi.targets.flatten import Labels
 
 
 class SubsampledPlate(NamedTuple):
-    """A plate of which a step sees some rows, and the axis of its rows, counted from the end."""
+    """A plate of which a step sees some rows."""
 
     plate: str
     num_rows: int
@@ -238,7 +238,9 @@ class Batch:
 
     def _sites(self, flat, rows):
         """The sample sites of a trace, each with its frame of the plate, if it is inside."""
-        model = _unconstrain_params(WithRows(self.model, self.batch.plate, rows), self.unpacked(flat))
+        model = _unconstrain_params(
+            WithRows(self.model, self.batch.plate, rows), self.unpacked(flat)
+        )
         trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
         return [
             (site, [f for f in site["cond_indep_stack"] if f.name == self.batch.plate])

@@ -31,8 +31,11 @@ def depends_on_batch(outputs: list) -> bool:
 class Batch:
     """The log prior and the log likelihood of some rows, as functions of the value variables."""
 
-    def __init__(self, log_prior: Callable, points: Callable, scaled: list, num_rows, batch_size):
-        self._log_prior, self._points, self._scaled = log_prior, points, scaled
+    def __init__(
+        self, log_prior: Callable, points: Callable, scaled: dict[str, bool], num_rows, batch_size
+    ):
+        self._log_prior, self._points = log_prior, points
+        self._scaled, self.names = list(scaled.values()), list(scaled)
         self.num_rows, self.batch_size = num_rows, batch_size
 
     def log_prior(self, *values):
@@ -93,7 +96,7 @@ def batch_of(model) -> Batch | None:
     }
     graph = jaxified([*model.value_vars, rows], clone_replace(points, replaced))
     prior = jaxified(model.value_vars, [pt.sum(each) for each in priors])
-    scaled = [isinstance(v.owner.op, MinibatchRandomVariable) for v in inner]
+    scaled = {v.name: isinstance(v.owner.op, MinibatchRandomVariable) for v in inner}
     return Batch(prior, graph, scaled, num_rows, batch_size)
 
 

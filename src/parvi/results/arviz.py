@@ -31,7 +31,9 @@ def groups_of(
         for group, content in groups.items()
     }
     observed = {name: np.asarray(array) for name, array in model.observed().items()}
-    return {name: content for name, content in (chains | {"observed_data": observed}).items() if content}
+    return {
+        name: content for name, content in (chains | {"observed_data": observed}).items() if content
+    }
 
 
 def inference_data(
@@ -66,10 +68,11 @@ def inference_data(
     used = {axis for axes in dims.values() for axis in axes}
     coords = {axis: places for axis, places in labels.coords.items() if axis in used}
     # Both versions have the class, so it does not tell them apart.
+    from_dict: Any = az.from_dict
     if int(az.__version__.split(".")[0]) >= 1:
-        data = az.from_dict(content, dims=dims, coords=coords)
+        data = from_dict(content, dims=dims, coords=coords)
     else:
-        data = az.from_dict(**content, dims=dims, coords=coords)
+        data = from_dict(**content, dims=dims, coords=coords)
     data["posterior"].attrs.update(attributes, inference_library="parvi")
     return data
 

@@ -159,8 +159,8 @@ class Result:
         """Log density of each particle on the scale of ``init`` (without the Jacobian).
 
         That of a model of another library is the one that the library's samplers see, with the
-        Jacobian. It uses all the data and is evaluated at first access, since it may take longer than the
-        run.
+        Jacobian. It uses all the data and is evaluated at first access, since it may take longer
+        than the run.
         """
         if self.saved_log_density is not None:
             return self.saved_log_density

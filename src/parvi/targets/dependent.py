@@ -7,7 +7,7 @@ everything that it computes along the way.
 """
 
 import abc
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import equinox as eqx
 import jax
@@ -156,7 +156,8 @@ class Dependent(AbstractLayout):
     def starts(self, log_density, key, num, dtype):
         """Uniform draws from a cube, as the front end itself begins, where they are finite."""
         centre = jnp.asarray(self.model.centre(), dtype)
-        flat = bad = np.empty(0)
+        flat: Any = None
+        bad = np.empty(0, bool)
         for attempt in range(_ATTEMPTS):
             own = jax.random.fold_in(key, attempt)
             cube = jax.random.uniform(own, (num, self.dim), dtype, -1.0, 1.0)
