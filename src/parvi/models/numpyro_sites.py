@@ -17,6 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.distributions import biject_to
+from numpyro.infer import init_to_uniform
 from numpyro.infer.util import _unconstrain_params
 from numpyro.primitives import Messenger
 
@@ -133,8 +134,11 @@ def inspected(model: Callable, args: tuple, kwargs: dict) -> Sites:
 
 
 def _traced(model, args, kwargs) -> dict[str, Any]:
+    # An improper prior cannot be drawn from, so values come from where NumPyro would start.
+    seeded = handlers.seed(model, jax.random.key(0))
+    begun = handlers.substitute(seeded, substitute_fn=init_to_uniform())
     try:
-        return handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace(*args, **kwargs)
+        return handlers.trace(begun).get_trace(*args, **kwargs)
     except TypeError as error:
         if "argument" not in str(error):
             raise
