@@ -29,7 +29,9 @@ def test_the_log_density_and_its_score_are_those_written_by_hand(front, name):
     agree(target.full(), BY_HAND[name], target.layout.dim)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["schools", *(pytest.param(n, marks=pytest.mark.slow) for n in ("radon", "mixture"))]
+)
 def test_the_same_start_gives_the_same_particles(name):
     sampler, found = parvi.svgd(), []
     for front in (NUMPYRO, PYMC):
@@ -72,17 +74,17 @@ def test_starts_are_those_of_the_front_end():
 
 
 def test_one_target_runs_in_both_precisions():
-    target = NUMPYRO["radon"]()
+    target = NUMPYRO["schools"]()
     start = np.random.default_rng(0).normal(size=(16, target.layout.dim))
     for dtype in (np.float32, np.float64, np.float32):
         result = parvi.sample(target, start.astype(dtype), num_steps=0)
-        assert result.particles["intercept"].dtype == dtype
+        assert result.particles["theta"].dtype == dtype
         assert result.log_density.dtype == dtype
     with jax.enable_x64(True):
-        expected = jax.vmap(BY_HAND["radon"])(start)
+        expected = np.asarray(jax.vmap(BY_HAND["schools"])(start))
     wide = parvi.sample(target, start, num_steps=0).log_density
-    # Up to the constants of two half-normal distributions.
-    np.testing.assert_allclose(wide - expected, 2 * np.log(2), atol=1e-9)
+    # Up to the constant of the half-Cauchy distribution.
+    np.testing.assert_allclose(wide - expected, np.log(2 / (5 * np.pi)), atol=1e-9)
 
 
 def test_pymc_leaves_the_precision_of_jax_as_it_was():
@@ -92,12 +94,11 @@ def test_pymc_leaves_the_precision_of_jax_as_it_was():
 
 def test_init_by_name_is_the_inverse_of_constraining():
     for front in (NUMPYRO, PYMC):
-        for name in MODELS:
-            target = front[name]()
-            flat = np.random.default_rng(3).normal(size=(8, target.layout.dim))
-            one = parvi.sample(target, flat, num_steps=0)
-            again = parvi.sample(target, one.particles, num_steps=0)
-            np.testing.assert_allclose(again.flat, flat, atol=1e-10)
+        target = front["mixture"]()
+        flat = np.random.default_rng(3).normal(size=(8, target.layout.dim))
+        one = parvi.sample(target, flat, num_steps=0)
+        again = parvi.sample(target, one.particles, num_steps=0)
+        np.testing.assert_allclose(again.flat, flat, atol=1e-10)
 
 
 def test_places_are_named_by_the_models_coords(tmp_path):
