@@ -3,23 +3,11 @@
 import jax
 import numpy as np
 import pytest
-from models.fronts import BY_HAND, EFFECTS, NUMPYRO, PYMC
 
 import parvi
+from models.fronts import BY_HAND, EFFECTS, NUMPYRO, PYMC, agree
 
 MODELS = tuple(BY_HAND)
-
-
-def agree(one, other, dim):
-    """Log densities up to a constant and scores, at points as far out as starts are."""
-    points = np.random.default_rng(1).uniform(-2, 2, size=(20, dim))
-    with jax.enable_x64(True):
-        found = [jax.vmap(jax.value_and_grad(each))(points) for each in (one, other)]
-    (values, scores), (others, other_scores) = jax.tree_util.tree_map(np.asarray, found)
-    differences = values - others
-    # Sums of a hundred terms of size up to 1e4 in float64: rounding is about 1e-12 of their sum.
-    assert np.ptp(differences) < 1e-10 * np.abs(values).max()
-    np.testing.assert_allclose(scores, other_scores, rtol=1e-9, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", MODELS)

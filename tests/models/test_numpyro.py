@@ -6,9 +6,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from models.fronts import NUMPYRO, POINTS
 
 import parvi
+from models.fronts import NUMPYRO, POINTS
 
 X = np.random.default_rng(0).normal(size=(40, 2))
 Y = X @ np.array([1.0, -2.0]) + np.random.default_rng(1).normal(size=40)
@@ -62,7 +62,8 @@ def test_a_subsampled_plate_is_a_mini_batch():
         step = target.at(key)(point)
         assert abs(step - rest - 5 * each[np.asarray(rows)].sum()) < 1e-9
     # Whatever the model computes sees all rows.
-    result = parvi.sample(target, point[None].repeat(2, 0) + [[0], [0.1]], num_steps=0)
+    start = point + np.array([[0.0], [0.1]])
+    result = parvi.sample(target, start, num_steps=0)
     np.testing.assert_allclose(result.particles["mean"], result.particles["beta"] @ X.T, rtol=1e-6)
     groups = result.to_arviz()
     np.testing.assert_allclose(groups["log_likelihood"]["y"].values[0, 0], each, rtol=1e-6)

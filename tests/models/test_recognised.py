@@ -1,4 +1,4 @@
-"""Models that ``parvi.sample`` takes as they are, and functions that it must not take for models."""
+"""Models that ``parvi.sample`` takes as they are, and functions that are not models."""
 
 import functools
 import subprocess
@@ -9,9 +9,9 @@ import numpyro
 import numpyro.distributions as dist
 import numpyro.handlers
 import pytest
-from models.fronts import EFFECTS, ERRORS, pymc_schools, schools
 
 import parvi
+from models.fronts import EFFECTS, ERRORS, pymc_schools, schools
 from parvi.run.initial import as_target
 
 
