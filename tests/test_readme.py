@@ -1,5 +1,7 @@
 """The README's example runs as it stands."""
 
+import importlib.util
+import os
 import pathlib
 import re
 
@@ -56,3 +58,29 @@ def test_commands_exist():
         assert re.search(rf"^{command}:", makefile, flags=re.MULTILINE)
     for link in re.findall(r"\]\(([^)h][^)]*)\)", text):
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_on_models_runs(capsys, monkeypatch):
+    """All its examples whose libraries are there, one after another."""
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "docs" / "models.md").read_text()
+    names, means = {}, []
+    for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        needed = re.findall(r"# needs: (.*)", code)
+        if any(not _found(name) for name in needed):
+            continue
+        exec(code, names)
+        assert names["result"].status == parvi.Status.CONVERGED
+        means.append(names["result"].particles["mu"].mean())
+    assert len(means) >= 2
+    # The same posterior in every library, whose standard deviation is 3.3.
+    np.testing.assert_allclose(means, 4.42, atol=0.2)
+    assert "(512, 8)" in capsys.readouterr().out
+
+
+def _found(name):
+    if name == "bridgestan" and "BRIDGESTAN" not in os.environ:
+        return False
+    return importlib.util.find_spec(name.split(".")[0]) is not None

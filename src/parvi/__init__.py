@@ -12,6 +12,11 @@ from parvi import kernels as kernels
 from parvi import preconditioners as preconditioners
 from parvi import steppers as steppers
 from parvi import stopping as stopping
+from parvi.models.from_numpyro import from_numpyro as from_numpyro
+from parvi.models.from_pymc import from_bambi as from_bambi
+from parvi.models.from_pymc import from_pymc as from_pymc
+from parvi.models.from_stan import from_stan as from_stan
+from parvi.models.from_tfp import from_tfp as from_tfp
 from parvi.results import metrics as metrics
 from parvi.results import plots as plots
 from parvi.results.result import Result as Result

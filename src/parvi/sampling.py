@@ -45,7 +45,7 @@ _COARSE = 0.003
 
 
 def sample(
-    log_density: Callable | AbstractTarget,
+    log_density: Any,
     init: PyTree | Callable | None = None,
     key: Any = 0,
     num_particles: int | None = None,
@@ -62,12 +62,14 @@ def sample(
     Parameters
     ----------
     log_density
-        Function from one particle (an array or any pytree) to a scalar, or a ``Target``.
+        Function from one particle (an array or any pytree) to a scalar, a ``Target``, or a model
+        of PyMC, Bambi, Stan (``bridgestan.StanModel``), TensorFlow Probability or, if it takes no
+        arguments, NumPyro (docs/models.md).
     init
         The first particles: an ``(n, d)`` array, a pytree of arrays with leading axis n, or a
         function ``init(key, n)``. If the target knows its shape, None draws them from N(0, I),
-        unconstrained. Their dtype is that of the run: a NumPy float64 array runs in float64
-        whatever JAX's flag says.
+        unconstrained, and those of a model as its own library does. Their dtype is that of the
+        run: a NumPy float64 array runs in float64 whatever JAX's flag says.
     key
         An int or a JAX key. The same key gives the same bits on the same machine
         (docs/reliability.md).

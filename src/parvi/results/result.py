@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
@@ -20,12 +21,14 @@ from parvi.results.transport.making import flown, transport_of
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import Witness, witnessed
 from parvi.results.verdicts import Verdicts
-from parvi.run.initial import as_key
+from parvi.run.initial import as_key, as_target
 from parvi.run.surroundings import surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.path import Passes
 from parvi.status import Status
-from parvi.targets.flatten import Layout
+from parvi.targets.dependent import Dependent, model_of
+from parvi.targets.flatten import Labels, Layout, names_of
+from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget, Target
 
 if TYPE_CHECKING:
@@ -101,6 +104,11 @@ class Result:
         in standard errors; None if it has not tested the particles.
     saved_findings
         What was known of the particles when the file was written, in a result that was loaded.
+    flat
+        The flat and unconstrained particles of a model of another library, whose particles hold
+        more than its parameters; None otherwise.
+    labels
+        Names of axes and of the places along them, where the model has them.
     """
 
     particles: PyTree[np.ndarray]
@@ -119,6 +127,8 @@ class Result:
     saved_transport: Transport | None = None
     changes: Float[np.ndarray, " d"] | None = None
     saved_findings: kept_findings.Findings = kept_findings.Findings()
+    flat: Float[np.ndarray, "n d"] | None = None
+    labels: Labels | None = None
 
     @classmethod
     def build(
@@ -152,20 +162,24 @@ class Result:
             passes=passes,
             balanced=balanced,
             changes=changes,
+            flat=np.asarray(flat) if isinstance(layout, Dependent) else None,
+            labels=layout.labels,
         )
 
     @functools.cached_property
     def log_density(self) -> Float[np.ndarray, " n"]:
         """Log density of each particle on the scale of ``init`` (without the Jacobian).
 
-        It uses all the data and is evaluated at first access, since it may take longer than the
-        run.
+        That of a model of another library is the one that the library's samplers see, with the
+        Jacobian. It uses all the data and is evaluated at first access, since it may take longer
+        than the run.
         """
         if self.saved_log_density is not None:
             return self.saved_log_density
         assert self.target is not None
         with surrounded(self._dtype):
-            return np.asarray(_log_densities(self.target, self.particles), self._dtype)
+            arguments = self.particles if self.flat is None else self.flat
+            return np.asarray(_log_densities(self.target, arguments), self._dtype)
 
     @property
     def _dtype(self) -> np.dtype:
@@ -324,15 +338,32 @@ class Result:
             raise ValueError(
                 f"A loaded result does not hold the log density: give it, result.{method}(target)."
             )
-        target = target if isinstance(target, AbstractTarget) else Target(target)
-        target = target.laid_out(_first_of(self.particles))
-        layout = target.layout
-        assert layout is not None
-        flat = jax.vmap(layout.unconstrain)(self.particles)
-        if not target.is_fixed:
+        target = as_target(target)
+        if self.flat is not None:
+            layout: Any = self._dependent(target)
+            flat: Any = jnp.asarray(self.flat)
+        else:
+            target = target.laid_out(_first_of(self.particles))
+            layout = target.layout
+            assert isinstance(layout, Layout)
+            flat = jax.vmap(layout.unconstrain)(self.particles)
+        if isinstance(target, MiniBatch):
             # All the data, even if the steps of the run saw mini-batches.
+            target = target.whole()
+        elif not target.is_fixed:
             target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
         return target, flat, layout.flat_names()
+
+    def _dependent(self, target: AbstractTarget) -> Dependent:
+        """The layout of the model that these particles belong to."""
+        assert self.flat is not None
+        layout = target.layout
+        if not isinstance(layout, Dependent) or layout.dim != self.flat.shape[1]:
+            raise ValueError(
+                f"These particles belong to a model with {self.flat.shape[1]} unconstrained "
+                "numbers: give its target, for instance parvi.from_numpyro(model, ...)."
+            )
+        return layout
 
     @property
     def _drift(self) -> float | None:
@@ -449,9 +480,45 @@ class Result:
         stages = self.history.get("stage", np.empty(0, str))
         return np.char.startswith(stages.astype(str), "temper")
 
-    def to_arviz(self) -> "az.InferenceData":
-        """Convert to ArviZ ``InferenceData``: one chain of n draws, ``lp`` in ``sample_stats``."""
-        return arviz.inference_data(self.particles, self.log_density, self._facts())
+    def to_arviz(
+        self,
+        num_prior: int = 0,
+        dims: dict[str, Any] | None = None,
+        coords: dict[str, Any] | None = None,
+        target: Any = None,
+    ) -> "az.InferenceData":
+        """Convert to what ArviZ works with: one chain of n draws, ``lp`` in ``sample_stats``.
+
+        A model of another library has the groups ``log_likelihood``, ``posterior_predictive`` and
+        ``observed_data`` too, as far as it knows them. It is an ``InferenceData`` of ArviZ 0.23,
+        and a ``DataTree`` of ArviZ 1.
+
+        Parameters
+        ----------
+        num_prior
+            Number of draws in ``prior`` and ``prior_predictive``, which are left out if it is 0.
+        dims, coords
+            Names of axes, by parameter, and of the places along an axis, beside the model's own.
+        target
+            The target, if the result was loaded from a file.
+        """
+        labels = self.labels or Labels({}, {})
+        labels = Labels(labels.dims | (dims or {}), labels.coords | (coords or {}))
+        target = self.target if target is None else as_target(target)
+        model = None if target is None else model_of(target.layout)
+        groups: dict[str, Any] = {}
+        if model is not None and self.flat is not None:
+            with surrounded(self._dtype):
+                groups = arviz.groups_of(
+                    model, self.particles, self.flat, num_prior, self._key(2), self._key(3)
+                )
+        elif num_prior:
+            raise ValueError(
+                "Only a model of another library can draw from its prior: leave num_prior out, or "
+                "give target= if the result was loaded from a file."
+            )
+        facts = self._facts()
+        return arviz.inference_data(self.particles, self.log_density, groups, labels, facts)
 
     def save(self, path: Any) -> None:
         """Write to one file (NumPy's npz, no pickle). An existing file is replaced atomically.
@@ -462,6 +529,10 @@ class Result:
         arrays = {f"history/{name}": column for name, column in self.history.items()}
         arrays["log_density"] = self.log_density
         facts = self._facts() | {"names": self.names}
+        if self.flat is not None:
+            arrays["flat"] = self.flat
+        if self.labels is not None:
+            facts["labels"] = storage.described(self.labels)
         if "transport" in self.__dict__:
             facts["transport"] = files.as_record(self.transport)
             if facts["transport"] is not None:
@@ -531,13 +602,14 @@ def load(path: Any, like: PyTree | None = None) -> Result:
             f"{known}. It was written by a newer version or changed by hand: update parvi, or "
             "read the arrays with numpy.load."
         ) from error
-    prefix = "history/"
+    prefix, layout = "history/", Layout.of(_first_of(particles))
+    labels = storage.labels_of(facts)
     return Result(
         particles=particles,
         status=status,
         history={n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)},
         # In the order of the leaves as read: those of a user's class are in a dict.
-        names=Layout.of(_first_of(particles)).scalar_names(),
+        names=names_of(layout.paths, layout.shapes, labels),
         sampler=facts["sampler"],
         key=facts["key"],
         timing=Timing(facts["seconds"], facts["compile_seconds"]),
@@ -545,6 +617,8 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         saved_log_density=arrays["log_density"],
         saved_transport=files.from_file(arrays, facts, _first_of(particles)),
         saved_findings=kept_findings.from_record(arrays, facts.get("findings"), path),
+        flat=arrays.get("flat"),
+        labels=labels,
     )
 
 

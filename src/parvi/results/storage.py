@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from parvi.run.files import replaced
+from parvi.targets.flatten import Labels
 
 _FORMAT = "parvi-result-1"
 _CUSTOM = "custom"
@@ -94,7 +95,8 @@ def _check(leaves: list[np.ndarray], arrays: dict[str, np.ndarray], record: dict
         raise ValueError("it has no particles")
     if any(leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
         raise ValueError("its particles are no floating-point numbers")
-    lengths = {len(leaf) for leaf in leaves} | {len(arrays["log_density"])}
+    own = [arrays["log_density"], *(arrays[name] for name in ("flat",) if name in arrays)]
+    lengths = {len(leaf) for leaf in [*leaves, *own]}
     if len(lengths) != 1:
         raise ValueError(f"its arrays have different numbers of particles, {sorted(lengths)}")
     steps = {len(column) for name, column in arrays.items() if name.startswith("history/")}
@@ -103,6 +105,24 @@ def _check(leaves: list[np.ndarray], arrays: dict[str, np.ndarray], record: dict
     for name, kind in _FACTS.items():
         if not isinstance(record.get(name), kind) or isinstance(record[name], bool):
             raise ValueError(f"its record has {name} = {record.get(name)!r}")
+
+
+def described(labels: Labels) -> dict[str, Any]:
+    """Labels as JSON has them: dates and the like become text."""
+    coords = {
+        name: [place if isinstance(place, (int, float, str)) else str(place) for place in places]
+        for name, places in ((n, np.asarray(c).tolist()) for n, c in labels.coords.items())
+    }
+    return {"dims": {name: list(axes) for name, axes in labels.dims.items()}, "coords": coords}
+
+
+def labels_of(record: dict) -> Labels | None:
+    """The labels of a record, if it has any."""
+    found = record.get("labels")
+    if found is None:
+        return None
+    dims = {name: tuple(axes) for name, axes in found["dims"].items()}
+    return Labels(dims, {name: list(places) for name, places in found["coords"].items()})
 
 
 def structure_of(tree: PyTree) -> Any:

@@ -5,13 +5,14 @@ in standard errors. The Stein ratio is -E[s (x - E x)], which is 1 for the targe
 smaller where the particles are too narrow, and larger where they are too wide.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 import scipy.special
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from parvi.targets.flatten import Layout
+from parvi.targets.flatten import AbstractLayout
 
 # Chance that some parameter of exact draws gets a word other than "ok".
 _CHANCE = 0.01
@@ -48,24 +49,30 @@ class Verdicts(NamedTuple):
         """A word for every number, of which one of exact draws gets a wrong one in 100 runs."""
         bound = float(-scipy.special.ndtri(_CHANCE / (4 * len(self.drifts))))
         margin = _NEGLIGIBLE + bound * self.errors
-        found = np.full(len(self.drifts), "ok", dtype="<U10")
+        found = np.where(np.isnan(self.ratios), "", "ok").astype("<U10")
         found[self.ratios > 1 + margin] = WIDE
         found[self.ratios < 1 - margin] = NARROW
         found[self.drifts > bound] = DRIFTS
         return found
 
-    def per_name(self, layout: Layout) -> "Verdicts":
-        """The verdicts on the user's scale: the worst of its numbers for a leaf that has fewer."""
-        parts, first = [], 0
-        for shape, size in zip(layout.shapes, layout.sizes, strict=True):
-            own = slice(first, first + size)
-            first += size
-            rows = np.arange(own.start, own.stop)
-            if size != int(np.prod(shape, dtype=int)):
-                drifts = np.where(np.isnan(self.drifts[own]), -np.inf, self.drifts[own])
-                off = np.abs(np.log(np.maximum(self.ratios[own], 1e-12)))
-                row = rows[np.argmax(drifts if drifts.max() > 0 else off)]
-                rows = np.full(int(np.prod(shape, dtype=int)), row)
-            parts.append(rows)
-        chosen = np.concatenate(parts)
-        return Verdicts(self.drifts[chosen], self.ratios[chosen], self.errors[chosen])
+    def per_name(self, layout: AbstractLayout) -> "Verdicts":
+        """The verdicts on the user's scale.
+
+        An array with another number of unconstrained numbers gets the worst of these, and what is
+        computed from other parameters gets none.
+        """
+        stems = np.array([name.partition("[")[0] for name in layout.flat_names()])
+        chosen = []
+        for path, shape in zip(layout.paths, layout.shapes, strict=True):
+            rows, size = np.flatnonzero(stems == (path or "x")), math.prod(shape)
+            chosen.append(rows if len(rows) == size else np.full(size, self._worst(rows)))
+        return Verdicts(*(np.append(column, np.nan)[np.concatenate(chosen)] for column in self))
+
+    def _worst(self, rows: Int[np.ndarray, " m"]) -> int:
+        """The number of these that is most in doubt, or the last place, which is NaN."""
+        if not len(rows):
+            return len(self.drifts)
+        off = np.abs(np.log(np.maximum(self.ratios[rows], 1e-12))) / (
+            _NEGLIGIBLE + self.errors[rows]
+        )
+        return int(rows[np.argmax(np.fmax(np.nan_to_num(self.drifts[rows]), off))])

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from parvi.targets.dependent import Dependent
 from parvi.targets.flatten import Layout
+from parvi.targets.recognise import recognised
 from parvi.targets.target import AbstractTarget, Target
 
 DEFAULT_NUM_PARTICLES = 512
@@ -18,8 +20,11 @@ _NUM_ARRAYS = 3
 
 
 def as_target(log_density: Callable | AbstractTarget) -> AbstractTarget:
-    """The user's target, wrapped in a ``Target`` if it is a plain function."""
-    return log_density if isinstance(log_density, AbstractTarget) else Target(log_density)
+    """The user's target; that of a model he wrote elsewhere, or of a plain function."""
+    if isinstance(log_density, AbstractTarget):
+        return log_density
+    found = recognised(log_density)
+    return Target(log_density) if found is None else found
 
 
 def as_key(key: Any) -> Key[Array, ""]:
@@ -121,9 +126,11 @@ def flat_particles(
         num = DEFAULT_NUM_PARTICLES if num_particles is None else num_particles
         _check_count(num)
         _check_memory(num, target.layout.dim, dtype)
-        return target, jax.random.normal(key, (num, target.layout.dim), dtype)
+        return target, target.layout.starts(target.at(key), key, num, dtype)
     num = _leading(values)
     _check_count(num)
+    if isinstance(target.layout, Dependent):
+        return target, target.layout.flattened(values, dtype)
     like = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(np.shape(x)[1:], dtype), values)
     given, found = target.layout, Layout.of(like)
     if given is not None and (given.treedef, given.shapes) != (found.treedef, found.shapes):
@@ -134,7 +141,7 @@ def flat_particles(
         )
     target = target.laid_out(like)
     layout = target.layout
-    assert layout is not None
+    assert isinstance(layout, Layout)
     values = jax.tree_util.tree_map(lambda leaf: jnp.asarray(leaf, dtype), values)
     particles = jax.vmap(layout.unconstrain)(values)
     _check_support(layout, particles, values)

@@ -1,18 +1,88 @@
 """Conversion between a user's pytree and the flat, unconstrained vectors used inside."""
 
+import abc
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
+from parvi.cloud import LogDensity, Place
 from parvi.targets.constraints import AbstractConstraint, Real
 
 
-class Layout(eqx.Module):
+class Labels(NamedTuple):
+    """Names for the axes of a particle's arrays, and for the places along an axis.
+
+    Parameters
+    ----------
+    dims
+        For an array of the particle, the names of its axes; None for an axis without one.
+    coords
+        For an axis, the names of its places.
+    """
+
+    dims: dict[str, tuple[str | None, ...]]
+    coords: dict[str, list]
+
+
+class AbstractLayout(eqx.Module):
+    """Between the flat vectors used inside and particles as the user writes them."""
+
+    treedef: eqx.AbstractVar[jax.tree_util.PyTreeDef]
+    shapes: eqx.AbstractVar[tuple[tuple[int, ...], ...]]
+    paths: eqx.AbstractVar[tuple[str, ...]]
+
+    @property
+    @abc.abstractmethod
+    def dim(self) -> int:
+        """d, the number of unconstrained numbers."""
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a run without ``init`` is in float64."""
+        return False
+
+    @property
+    def labels(self) -> Labels | None:
+        """Names of axes and of places along them, if they are known."""
+        return None
+
+    @abc.abstractmethod
+    def constrain(self, flat: Float[Array, " d"]) -> PyTree[Array]:
+        """One particle, in the user's structure and on the user's scale."""
+
+    @abc.abstractmethod
+    def argument(self, flat: Float[Array, " d"]) -> PyTree[Array]:
+        """What the target's function takes: the particle, or the flat vector itself."""
+
+    @abc.abstractmethod
+    def log_jacobian(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
+        """What is added to the target's function: log |det| of ``argument``."""
+
+    @abc.abstractmethod
+    def flat_names(self) -> list[str]:
+        """A name for every unconstrained number."""
+
+    def scalar_names(self) -> list[str]:
+        """A name for every number on the user's scale, such as ``beta[0,1]``."""
+        return names_of(self.paths, self.shapes, self.labels)
+
+    def starts(
+        self, log_density: LogDensity, key: Key[Array, ""], num: int, dtype: np.dtype
+    ) -> Float[Array, "n d"]:
+        """Flat particles to start from, where the user gives none."""
+        return jax.random.normal(key, (num, self.dim), dtype)
+
+    def admit(self, log_density: LogDensity, place: Place) -> None:
+        """Raise a ``ValueError`` if the first scores show what no run should begin with."""
+        return None
+
+
+class Layout(AbstractLayout):
     """How a user's particle is laid out in a vector of d real numbers.
 
     Parameters
@@ -50,18 +120,18 @@ class Layout(eqx.Module):
         return tuple(math.prod(c.unconstrained_shape(s)) for c, s in pairs)
 
     @property
-    def dim(self) -> int:
-        """d, the number of unconstrained numbers."""
+    def dim(self):
         return sum(self.sizes)
 
-    def constrain(self, flat: Float[Array, " d"]) -> PyTree[Array]:
-        """One particle, in the user's structure and on the user's scale."""
+    def constrain(self, flat):
         leaves = [c.constrain(part) for c, part in self._parts(flat)]
         shaped = [leaf.reshape(s) for leaf, s in zip(leaves, self.shapes, strict=True)]
         return jax.tree_util.tree_unflatten(self.treedef, shaped)
 
-    def log_jacobian(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
-        """log |det| of the map from the flat vector to the user's scale."""
+    def argument(self, flat):
+        return self.constrain(flat)
+
+    def log_jacobian(self, flat):
         total = jnp.zeros((), flat.dtype)
         for constraint, part in self._parts(flat):
             total = total + constraint.log_jacobian(part)
@@ -73,23 +143,9 @@ class Layout(eqx.Module):
         parts = [c.unconstrain(leaf) for c, leaf in zip(self.constraints, leaves, strict=True)]
         return jnp.concatenate([part.reshape(-1) for part in parts])
 
-    def scalar_names(self) -> list[str]:
-        """A name for every number on the user's scale, such as ``beta[0,1]``."""
-        names = []
-        for path, shape in zip(self.paths, self.shapes, strict=True):
-            stem = path or "x"
-            for index in np.ndindex(shape):
-                names.append(f"{stem}[{','.join(map(str, index))}]" if shape else stem)
-        return names
-
-    def flat_names(self) -> list[str]:
-        """A name for every unconstrained number; those of a constrained leaf are as many."""
-        names = []
-        for path, shape, constraint in zip(self.paths, self.shapes, self.constraints, strict=True):
-            stem, free = path or "x", constraint.unconstrained_shape(shape)
-            for index in np.ndindex(free):
-                names.append(f"{stem}[{','.join(map(str, index))}]" if free else stem)
-        return names
+    def flat_names(self):
+        pairs = zip(self.constraints, self.shapes, strict=True)
+        return names_of(self.paths, tuple(c.unconstrained_shape(s) for c, s in pairs))
 
     def _parts(self, flat):
         parts, start = [], 0
@@ -98,6 +154,21 @@ class Layout(eqx.Module):
             parts.append((constraint, piece))
             start += size
         return parts
+
+
+def names_of(
+    paths: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], labels: Labels | None = None
+) -> list[str]:
+    """A name for every number of some arrays, by the names of places where they have them."""
+    names = []
+    for path, shape in zip(paths, shapes, strict=True):
+        stem = path or "x"
+        axes = (labels.dims.get(path) if labels else None) or (None,) * len(shape)
+        coords = [labels.coords.get(axis) if labels and axis else None for axis in axes]
+        for index in np.ndindex(shape):
+            places = [str(i if c is None else c[i]) for i, c in zip(index, coords, strict=True)]
+            names.append(f"{stem}[{','.join(places)}]" if shape else stem)
+    return names
 
 
 def _check_leaf(path: str, leaf: Any) -> None:
@@ -115,6 +186,8 @@ def _check_leaf(path: str, leaf: Any) -> None:
 
 def is_wide(like: PyTree) -> bool:
     """Whether a particle is given in float64, by an array; Python's own numbers do not count."""
+    if isinstance(like, AbstractLayout):
+        return like.is_wide
     leaves = jax.tree_util.tree_leaves(like)
     return any(getattr(leaf, "dtype", None) == np.float64 for leaf in leaves)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from parvi.targets.flatten import Layout, is_wide
+from parvi.targets.flatten import AbstractLayout, Layout, is_wide
 from parvi.targets.rows import RowSum, blocks_for, num_rows_of
 from parvi.targets.target import AbstractTarget, _Frozen
 
@@ -58,7 +58,7 @@ class MiniBatch(AbstractTarget):
     log_likelihood: Callable
     data: PyTree[Array]
     batch_size: int
-    layout: Layout | None
+    layout: AbstractLayout | None
     constraints: Any = eqx.field(static=True)
     num_blocks: int
     wide: bool = eqx.field(static=True)
@@ -97,10 +97,10 @@ class MiniBatch(AbstractTarget):
         self.data = data
         self.batch_size = int(batch_size)
         self.constraints = _Frozen(constraints)
-        known = like is None or isinstance(like, Layout)
+        known = like is None or isinstance(like, AbstractLayout)
         self.layout = like if known else Layout.of(like, constraints)
         self.num_blocks = num_blocks
-        self.wide = not known and is_wide(like)
+        self.wide = is_wide(like)
 
     @property
     def is_wide(self):

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.kept import carefully
-from parvi.targets.flatten import Layout
+from parvi.targets.flatten import AbstractLayout, Layout
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.rows import num_rows_of
 from parvi.targets.target import AbstractTarget, Density
@@ -58,7 +58,7 @@ class Subset(AbstractTarget):
 
     log_prior: Callable
     log_likelihood: Callable
-    layout: Layout | None
+    layout: AbstractLayout | None
     rows: PyTree[Array]
     num_all: int
     centre: Float[Array, " d"]
@@ -118,7 +118,7 @@ def taylor(whole: MiniBatch, centre: Float[Array, " d"]) -> Taylor:
     """One pass over all rows for the gradient, and d for the Hessian."""
     layout = whole.layout
     assert layout is not None
-    return _derivatives(lambda x: whole.likelihood(layout.constrain(x)), centre)
+    return _derivatives(lambda x: whole.likelihood(layout.argument(x)), centre)
 
 
 @carefully
@@ -152,7 +152,7 @@ def drawn(
 
 
 def _of_rows(whole, layout, rows, flat):
-    return jnp.asarray(whole.log_likelihood(layout.constrain(flat), rows))
+    return jnp.asarray(whole.log_likelihood(layout.argument(flat), rows))
 
 
 def _derivatives(function, centre) -> Taylor:

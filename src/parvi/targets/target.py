@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import LogDensity, Place
 from parvi.targets.check import admitted, check_log_density, check_scalar
-from parvi.targets.flatten import Layout, is_wide
+from parvi.targets.flatten import AbstractLayout, Layout, is_wide
 
 
 class AbstractTarget(eqx.Module):
     """A density to sample. ``at(key)`` is the log density that one step sees."""
 
-    layout: eqx.AbstractVar[Layout | None]
+    layout: eqx.AbstractVar[AbstractLayout | None]
 
     @property
     def num_rows(self) -> int:
@@ -52,7 +52,11 @@ class AbstractTarget(eqx.Module):
 
     def admit(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> tuple[Place, int]:
         """``check``, after moving a minority of bad particles: ``parvi.targets.check.admitted``."""
-        return admitted(self.at(key), particles, key)
+        log_density = self.at(key)
+        place, num_moved = admitted(log_density, particles, key)
+        if self.layout is not None:
+            self.layout.admit(log_density, place)
+        return place, num_moved
 
     def _flat(self, log_density: Callable) -> "Density":
         """The log density of flat vectors, for a function of one particle."""
@@ -65,10 +69,10 @@ class Density(eqx.Module):
     """A user's log density, pulled back to flat and unconstrained vectors."""
 
     log_density: Callable
-    layout: Layout
+    layout: AbstractLayout
 
     def __call__(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
-        value = self.log_density(self.layout.constrain(flat))
+        value = self.log_density(self.layout.argument(flat))
         check_scalar(value)
         return value + self.layout.log_jacobian(flat)
 
@@ -81,7 +85,7 @@ class Target(AbstractTarget):
     log_density
         Function of one particle (an array or any pytree of arrays) that returns a scalar.
     like
-        A particle, or its shapes. It makes ``init`` optional in ``sample``.
+        A particle, its shapes, or a ``Dependent`` layout. It makes ``init`` optional in ``sample``.
     constraints
         One constraint for each leaf, a dict with only the constrained leaves, or one constraint
         for all. ``log_density`` is the density of the constrained values; the Jacobian is added
@@ -104,7 +108,7 @@ class Target(AbstractTarget):
     """
 
     log_density: Callable
-    layout: Layout | None
+    layout: AbstractLayout | None
     constraints: Any = eqx.field(static=True)
     score: Callable | None
     hessian_vector_product: Callable | None
@@ -134,7 +138,8 @@ class Target(AbstractTarget):
             )
         self.log_density = log_density
         self.constraints = _Frozen(constraints)
-        self.layout = None if like is None else Layout.of(like, constraints)
+        known = like is None or isinstance(like, AbstractLayout)
+        self.layout = like if known else Layout.of(like, constraints)
         self.wide = is_wide(like)
         self.score = score
         self.hessian_vector_product = hessian_vector_product

@@ -127,7 +127,7 @@ def _summary(result: Any) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, str):
-        mark = "" if value == "ok" else ' class="wrong"'
+        mark = "" if value in ("ok", "") else ' class="wrong"'
         return f"<td{mark}>{escape(value)}</td>"
     return f'<td data-value="{float(value)!r}">{_number(value)}</td>'
 

@@ -27,8 +27,10 @@ def as_arrays(transport: Transport) -> dict[str, np.ndarray]:
 def as_record(transport: Transport) -> dict[str, Any] | None:
     """The structure of a map, and the constraints of its layout, as JSON has them.
 
-    None if a constraint is the user's own, which a file cannot hold.
+    None if a constraint is the user's own, or the layout is a model's, which a file cannot hold.
     """
+    if not isinstance(transport.layout, Layout):
+        return None
     constraints = transport.layout.constraints
     if any(type(own) is not getattr(kinds, type(own).__name__, None) for own in constraints):
         return None

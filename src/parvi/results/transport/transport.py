@@ -18,7 +18,7 @@ from parvi.results.transport.importance import Importance, heavy_normal, log_hea
 from parvi.results.transport.layers import AbstractLayer
 from parvi.run.initial import as_key
 from parvi.run.surroundings import surrounded
-from parvi.targets.flatten import Layout
+from parvi.targets.flatten import AbstractLayout, Layout
 from parvi.targets.target import AbstractTarget
 
 # Draws that are weighed at once, and from how many on the optimising compiler pays.
@@ -46,7 +46,7 @@ class Transport(eqx.Module):
 
     maps: tuple[AbstractLayer, ...]
     log_weights: Float[Any, " m"]
-    layout: Layout
+    layout: AbstractLayout
     target: AbstractTarget | None
 
     @property
@@ -84,8 +84,15 @@ class Transport(eqx.Module):
     def log_prob(self, particles: PyTree[Array]) -> Float[Array, " n"]:
         """The log density of the map at any particles, on their own scale.
 
-        It is -inf where the map has no inverse, which is found by Newton's method.
+        It is -inf where the map has no inverse, which is found by Newton's method. Particles of a
+        model hold more than its parameters, and have no such scale: use ``log_prob_flat`` for
+        ``result.flat``.
         """
+        if not isinstance(self.layout, Layout):
+            raise ValueError(
+                "The particles of a model have no density on a scale of their own, as they hold "
+                "derived numbers too: use transport.log_prob_flat(result.flat)."
+            )
         with self._ready(particles):
             return _given(_log_prob(self, particles))
 
@@ -187,7 +194,7 @@ def _given(tree: PyTree[Array]) -> PyTree[Array]:
     return jax.tree_util.tree_map(np.asarray, tree)
 
 
-def _density_of(target: Any, layout: Layout) -> LogDensity:
+def _density_of(target: Any, layout: AbstractLayout) -> LogDensity:
     from parvi.run.initial import as_target
 
     target = as_target(target)
@@ -228,6 +235,7 @@ def _pushed(transport: Transport, z, uniforms):
 @carefully
 def _log_prob(transport: Transport, particles):
     layout = transport.layout
+    assert isinstance(layout, Layout)
     flat = jax.vmap(layout.unconstrain)(particles)
     found = _log_prob_flat(transport, flat, log_normal)
     return found - jax.vmap(layout.log_jacobian)(flat)
