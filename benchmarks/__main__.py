@@ -11,9 +11,20 @@ from rich.console import Console
 
 # The first six are `make bench`; the others take longer and are asked for by name.
 SPEED = ("scaling", "breakdown", "cold", "million", "accuracy", "bars")
-NAMES = (*SPEED, "threads", "choosing", "posteriors", "modes", "wild", "gym", "maps")
+NAMES = (
+    *SPEED,
+    "threads",
+    "choosing",
+    "posteriors",
+    "modes",
+    "wild",
+    "gym",
+    "maps",
+    "estimators",
+    "calibration",
+)
 # Those that run only the targets that are named.
-SELECTIVE = ("posteriors", "gym", "maps")
+SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration")
 
 
 def main() -> None:

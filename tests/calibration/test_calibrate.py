@@ -31,8 +31,8 @@ def narrow(p, y):
 
 
 def shifted(p, y):
-    """The right covariance, and a mean that is half a standard deviation (6 ** -0.5) too high."""
-    return log_density({"m": p["m"] - 0.5 * 6**-0.5}, y)
+    """The right covariance, and a mean that is a standard deviation (6 ** -0.5) too high."""
+    return log_density({"m": p["m"] - 6**-0.5}, y)
 
 
 def calibrated(log_density):

@@ -1,5 +1,7 @@
 """The same model with other data: the same programs, and the right answers."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,7 +70,7 @@ def test_the_default_compiles_each_of_its_stages_once():
         counts.append((counted.traces, counted.compilations, set(result.history["stage"]) - seen))
         seen |= set(result.history["stage"])
     assert len(seen) > 2
-    for before, after in zip(counts[:-1], counts[1:], strict=True):
+    for before, after in itertools.pairwise(counts):
         assert before[:2] == after[:2] or after[2]
 
 
