@@ -11,9 +11,21 @@ from rich.console import Console
 
 # The first six are `make bench`; the others take longer and are asked for by name.
 SPEED = ("scaling", "breakdown", "cold", "million", "accuracy", "bars")
-NAMES = (*SPEED, "threads", "choosing", "posteriors", "modes", "wild", "gym", "maps", "fronts")
+NAMES = (
+    *SPEED,
+    "threads",
+    "choosing",
+    "posteriors",
+    "modes",
+    "wild",
+    "gym",
+    "maps",
+    "estimators",
+    "calibration",
+    "fronts",
+)
 # Those that run only the targets that are named.
-SELECTIVE = ("posteriors", "gym", "maps")
+SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration")
 
 
 def main() -> None:

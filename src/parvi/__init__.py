@@ -2,8 +2,11 @@
 
 Give it a density known up to a constant; get back a set of particles that is a sample of it.
 Parts to build samplers from are in ``parvi.fields``, ``parvi.kernels``, ``parvi.preconditioners``,
-``parvi.functions``, ``parvi.steppers`` and ``parvi.stopping``.
+``parvi.functions``, ``parvi.steppers`` and ``parvi.stopping``; estimators with scikit-learn's
+conventions are in ``parvi.estimators``.
 """
+
+import importlib
 
 from parvi import constraints as constraints
 from parvi import fields as fields
@@ -12,6 +15,8 @@ from parvi import kernels as kernels
 from parvi import preconditioners as preconditioners
 from parvi import steppers as steppers
 from parvi import stopping as stopping
+from parvi.calibration.calibrate import calibrate as calibrate
+from parvi.calibration.model import Model as Model
 from parvi.models.from_numpyro import from_numpyro as from_numpyro
 from parvi.models.from_pymc import from_bambi as from_bambi
 from parvi.models.from_pymc import from_pymc as from_pymc
@@ -71,16 +76,25 @@ _INNER = frozenset(
     }
 )
 _INNER |= {
+    "importlib",
     "samplers",
     "sampling",
     "status",
     "targets",
     "models",
-    "estimators",
+    "calibration",
     "experiments",
     "cli",
 }
 
 
+def __getattr__(name: str) -> object:
+    # scikit-learn is an extra, and is imported when it is used.
+    if name == "estimators":
+        return importlib.import_module("parvi.estimators")
+    raise AttributeError(f"module 'parvi' has no attribute {name!r}")
+
+
 def __dir__() -> list[str]:
-    return sorted(name for name in globals() if name not in _INNER and name[:1] != "_")
+    names = globals().keys() | {"estimators"}
+    return sorted(name for name in names if name not in _INNER and name[:1] != "_")

@@ -1,6 +1,7 @@
 """``sample`` runs compiled chunks of steps and does everything but arithmetic between them."""
 
 import contextlib
+import functools
 import sys
 import time
 import warnings
@@ -119,7 +120,7 @@ def sample(
         isinstance(num_particles, bool) or not isinstance(num_particles, (int, np.integer))
     ):
         raise ValueError(f"num_particles must be None or an int, got {num_particles!r}.")
-    sampler = pfg() if sampler is None else sampler
+    sampler = _default() if sampler is None else sampler
     if not isinstance(sampler, (AbstractSampler, Sequence)):
         raise ValueError(
             f"sampler must be a sampler such as parvi.pfg(), got {sampler!r}; note the brackets."
@@ -190,7 +191,7 @@ def resume(
     check_surroundings()
     saved = found(folder)
     call, identity = saved.facts["call"], saved.facts["identity"]
-    sampler = pfg() if sampler is None else sampler
+    sampler = _default() if sampler is None else sampler
     if named(sampler) != identity["sampler"]:
         raise ValueError(
             f"The run in {folder} had another sampler: give it, sampler=..., as it was: "
@@ -219,6 +220,12 @@ def resume(
         settings = Settings(None, call["key"], None, sampler, num_steps)
         ended = _ended(run, limit, bar, interrupts, kept, began, settings, call["num_moved"])
     return _judged(run, *ended, throw)
+
+
+@functools.cache
+def _default() -> Sequence:
+    """The default sampler, made once: building and printing it takes longer than many a step."""
+    return pfg()
 
 
 def _call(target: AbstractTarget, dtype, key, num_steps, num_moved) -> dict[str, Any]:

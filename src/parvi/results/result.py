@@ -153,7 +153,7 @@ class Result:
             status=status,
             history=_history(history),
             names=layout.scalar_names(),
-            sampler=repr(settings.sampler),
+            sampler=_text_of(settings.sampler),
             key=str(settings.key),
             timing=timing,
             num_moved=num_moved,
@@ -620,6 +620,19 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         flat=arrays.get("flat"),
         labels=labels,
     )
+
+
+# The last sampler and its text.
+_printed: list[tuple[Any, str]] = []
+
+
+def _text_of(sampler: Any) -> str:
+    """The sampler's settings; printing those of the default takes longer than many a run."""
+    for known, text in _printed:
+        if known is sampler:
+            return text
+    _printed[:] = [(sampler, repr(sampler))]
+    return _printed[0][1]
 
 
 def _first_of(particles: PyTree[np.ndarray]) -> PyTree[np.ndarray]:

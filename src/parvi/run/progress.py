@@ -38,6 +38,9 @@ class Bar:
 
     def update(self, step: int, stage: str, kl_rate: float, steps_per_second: float) -> None:
         """Show how far the run is."""
+        self.show(step, f"{stage}  KL rate {kl_rate:.2e}  {steps_per_second:,.0f} steps/s")
+
+    def show(self, step: int, facts: str) -> None:
+        """Show how far the run is, with some words."""
         if self._progress is not None:
-            facts = f"{stage}  KL rate {kl_rate:.2e}  {steps_per_second:,.0f} steps/s"
             self._progress.update(self._task, completed=step, facts=facts)

@@ -55,7 +55,7 @@ def spread_target(target: AbstractTarget, mesh: Any) -> AbstractTarget:
             )
         rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names[1]))
         data = jax.tree_util.tree_map(lambda leaf: _placed(leaf, rows), target.data)
-        return replicate(target.with_data(None), mesh).with_data(data)
+        return replicate(target.placed(None), mesh).placed(data)
     return replicate(target, mesh)
 
 

@@ -73,25 +73,9 @@ class MiniBatch(AbstractTarget):
         constraints=None,
         num_blocks=1,
     ):
-        leaves = jax.tree_util.tree_leaves(data)
-        for leaf in leaves:
-            if not isinstance(leaf, (np.ndarray, jax.Array)) or isinstance(leaf, np.ma.MaskedArray):
-                raise ValueError(
-                    f"data must be arrays, got a {type(leaf).__name__}; give its numbers, for "
-                    "instance table.to_numpy() or array.filled(0.0)."
-                )
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
             raise ValueError(f"batch_size must be an int, got {batch_size!r}.")
-        lengths = sorted({leaf.shape[0] if getattr(leaf, "shape", ()) else 0 for leaf in leaves})
-        if len(lengths) != 1 or lengths[0] == 0:
-            raise ValueError(
-                f"data must be arrays with one common leading axis of rows, got lengths {lengths}."
-            )
-        if not 1 <= batch_size <= lengths[0]:
-            raise ValueError(
-                f"batch_size must be between 1 and the number of rows ({lengths[0]}), "
-                f"got {batch_size}."
-            )
+        _check_rows(data, batch_size)
         self.log_prior = log_prior
         self.log_likelihood = log_likelihood
         self.data = data
@@ -148,7 +132,21 @@ class MiniBatch(AbstractTarget):
         return self._changed(num_blocks=blocks_for(at_once.full(), self.num_rows, one))
 
     def with_data(self, data: PyTree[Array]) -> "MiniBatch":
-        """The same target with its data replaced, as when the rows are spread over devices."""
+        """The same target with other data; of the same shapes, it shares the compiled programs.
+
+        A target that uses all rows in every step uses all of the new ones too.
+        """
+        size = num_rows_of(data) if self.is_fixed and _has_rows(data) else self.batch_size
+        _check_rows(data, size)
+        old, new = (jax.tree_util.tree_structure(tree) for tree in (self.data, data))
+        if old != new:
+            raise ValueError(
+                f"with_data must get data of the target's structure, {old}, but got {new}."
+            )
+        return eqx.tree_at(lambda target: (target.data, target.batch_size), self, (data, size))
+
+    def placed(self, data: PyTree[Array] | None) -> "MiniBatch":
+        """The same target with its data elsewhere, as when the rows are spread over devices."""
         return eqx.tree_at(lambda t: t.data, self, data, is_leaf=lambda leaf: leaf is None)
 
     def _changed(self, like=None, batch_size=None, num_blocks=None) -> "MiniBatch":
@@ -170,3 +168,28 @@ class _Posterior(eqx.Module):
 
     def __call__(self, particle):
         return self.log_prior(particle) + self.scale * self.likelihood(particle)
+
+
+def _has_rows(data: PyTree) -> bool:
+    leaves = jax.tree_util.tree_leaves(data)
+    return bool(leaves) and bool(getattr(leaves[0], "shape", ()))
+
+
+def _check_rows(data: PyTree, batch_size: int) -> None:
+    """Raise a ``ValueError`` unless data are arrays with one common number of rows."""
+    leaves = jax.tree_util.tree_leaves(data)
+    for leaf in leaves:
+        if not isinstance(leaf, (np.ndarray, jax.Array)) or isinstance(leaf, np.ma.MaskedArray):
+            raise ValueError(
+                f"data must be arrays, got a {type(leaf).__name__}; give its numbers, for "
+                "instance table.to_numpy() or array.filled(0.0)."
+            )
+    lengths = sorted({leaf.shape[0] if getattr(leaf, "shape", ()) else 0 for leaf in leaves})
+    if len(lengths) != 1 or lengths[0] == 0:
+        raise ValueError(
+            f"data must be arrays with one common leading axis of rows, got lengths {lengths}."
+        )
+    if not 1 <= batch_size <= lengths[0]:
+        raise ValueError(
+            f"batch_size must be between 1 and the number of rows ({lengths[0]}), got {batch_size}."
+        )

@@ -7,6 +7,7 @@ from typing import Any, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import LogDensity, Place
@@ -94,6 +95,10 @@ class Target(AbstractTarget):
         Gradient of ``log_density``, if you have a better one than JAX's.
     hessian_vector_product
         Derivative of ``score``, a function ``(particle, vector) -> vector``.
+    data
+        Pytree of arrays and numbers. ``log_density``, ``score`` and ``hessian_vector_product`` get
+        it as their last argument, and ``with_data`` replaces it. Runs on data of the same shapes
+        share their compiled programs, which a log density that closes over its data does not.
 
     Examples
     --------
@@ -105,6 +110,14 @@ class Target(AbstractTarget):
     ... )
     >>> target.layout.dim
     4
+
+    One model, many data sets, one compilation:
+
+    >>> def log_density(mean, y):
+    ...     return -0.5 * jnp.sum((y - mean) ** 2)
+    >>> model = parvi.Target(log_density, like=jnp.zeros(()), data=jnp.arange(3.0))
+    >>> float(model.with_data(jnp.ones(3)).full()(jnp.ones(1)))
+    0.0
     """
 
     log_density: Callable
@@ -113,6 +126,7 @@ class Target(AbstractTarget):
     score: Callable | None
     hessian_vector_product: Callable | None
     wide: bool = eqx.field(static=True)
+    data: PyTree[Array] | None
 
     def __init__(
         self,
@@ -121,6 +135,7 @@ class Target(AbstractTarget):
         constraints: PyTree | None = None,
         score: Callable | None = None,
         hessian_vector_product: Callable | None = None,
+        data: PyTree | None = None,
     ):
         if not callable(log_density):
             raise ValueError(
@@ -143,6 +158,7 @@ class Target(AbstractTarget):
         self.wide = is_wide(like)
         self.score = score
         self.hessian_vector_product = hessian_vector_product
+        self.data = as_data(data)
 
     @property
     def is_fixed(self):
@@ -156,14 +172,67 @@ class Target(AbstractTarget):
         return self.full()
 
     def full(self):
+        value = self._of_data(self.log_density)
         if self.score is None:
-            return self._flat(self.log_density)
-        return self._flat(_with_score(self.log_density, self.score, self.hessian_vector_product))
+            return self._flat(value)
+        product = self.hessian_vector_product
+        product = None if product is None else self._of_data(product)
+        return self._flat(_WithScore(value, self._of_data(self.score), product))
 
     def laid_out(self, like):
         return Target(
-            self.log_density, like, self.constraints.value, self.score, self.hessian_vector_product
+            self.log_density,
+            like,
+            self.constraints.value,
+            self.score,
+            self.hessian_vector_product,
+            self.data,
         )
+
+    def with_data(self, data: PyTree) -> "Target":
+        """The same target with other data; of the same shapes, it shares the compiled programs."""
+        if self.data is None:
+            raise ValueError(
+                "The target has no data to replace: write log_density(particle, data), and give "
+                "parvi.Target(log_density, data=...) the first data set."
+            )
+        data = as_data(data)
+        old, new = (jax.tree_util.tree_structure(tree) for tree in (self.data, data))
+        if old != new:
+            raise ValueError(
+                f"with_data must get data of the target's structure, {old}, but got {new}."
+            )
+        return eqx.tree_at(lambda target: target.data, self, data)
+
+    def _of_data(self, function: Callable) -> Callable:
+        return function if self.data is None else _OfData(function, self.data)
+
+
+class _OfData(eqx.Module):
+    """A function of a particle and data, with its data: a module, so that they are no constants."""
+
+    function: Callable
+    data: PyTree[Array]
+
+    def __call__(self, *args):
+        return self.function(*args, self.data)
+
+
+def as_data(data: PyTree) -> PyTree[Array]:
+    """The data, with numbers as arrays; what is neither is refused in words."""
+
+    def one(leaf):
+        if isinstance(leaf, (bool, int, float)):
+            leaf = np.asarray(leaf)
+        plain = isinstance(leaf, (np.ndarray, np.generic, jax.Array))
+        if not plain or isinstance(leaf, np.ma.MaskedArray) or leaf.dtype == object:
+            raise ValueError(
+                f"data must be arrays, got a {type(leaf).__name__}; give its numbers, for "
+                "instance table.to_numpy() or array.filled(0.0)."
+            )
+        return leaf
+
+    return jax.tree_util.tree_map(one, data)
 
 
 class _Frozen:
@@ -193,26 +262,32 @@ def _check_score(slopes, particle) -> None:
         )
 
 
-def _with_score(log_density, score, hessian_vector_product):
+class _WithScore(eqx.Module):
     """The log density with its derivatives replaced by the user's own."""
 
-    gradient = score
-    if hessian_vector_product is not None:
-        gradient = jax.custom_jvp(lambda particle: score(particle))
+    log_density: Callable
+    score: Callable
+    hessian_vector_product: Callable | None
 
-        @gradient.defjvp
+    def __call__(self, particle):
+        score, product = self.score, self.hessian_vector_product
+        gradient = score
+        if product is not None:
+            gradient = jax.custom_jvp(lambda particle: score(particle))
+
+            @gradient.defjvp
+            def _(primals, tangents):
+                return score(primals[0]), product(primals[0], tangents[0])
+
+        @jax.custom_jvp
+        def value(particle):
+            return self.log_density(particle)
+
+        @value.defjvp
         def _(primals, tangents):
-            return score(primals[0]), hessian_vector_product(primals[0], tangents[0])
+            slopes = gradient(primals[0])
+            _check_score(slopes, primals[0])
+            products = jax.tree_util.tree_map(lambda g, t: jnp.sum(g * t), slopes, tangents[0])
+            return value(primals[0]), sum(jax.tree_util.tree_leaves(products))
 
-    @jax.custom_jvp
-    def value(particle):
-        return log_density(particle)
-
-    @value.defjvp
-    def _(primals, tangents):
-        slopes = gradient(primals[0])
-        _check_score(slopes, primals[0])
-        products = jax.tree_util.tree_map(lambda g, t: jnp.sum(g * t), slopes, tangents[0])
-        return value(primals[0]), sum(jax.tree_util.tree_leaves(products))
-
-    return value
+        return value(particle)

@@ -1,0 +1,1 @@
+"""Simulation-based calibration: whether posteriors of simulated data are right on average."""
