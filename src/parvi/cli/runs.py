@@ -1,6 +1,7 @@
 """The commands that sample, and those that read what was sampled."""
 
 import json
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -128,6 +129,19 @@ def _ran(run: Any) -> parvi.Result:
     except parvi.SamplingError as error:
         typer.echo(f"parvi: {error}", err=True)
         return error.result
+    except (ValueError, OSError, ImportError):
+        raise
+    except Exception as error:
+        raise ValueError(_said_by_model(error)) from error
+
+
+def _said_by_model(error: Exception) -> str:
+    """What a user's function raised, and in which of its lines."""
+    package = str(Path(parvi.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not f.filename.startswith(package) and "site-packages" not in f[0]]
+    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    return f"The model raised {type(error).__name__}: {error}{place}."
 
 
 def _finish(
