@@ -95,7 +95,7 @@ def test_what_is_not_believed_has_another_code(folder):
         (["sample", "{}/model.py", "--data", "{}/words.csv"], "'red' in column 'x' of row 3"),
         (["sample", "{}/model.py", "--data", "{}/ragged.csv"], "1 values in row 3"),
         (["sample", "{}/model.py", "--data", "{}/data.csv", "--sampler", "no"], "is unknown"),
-        (["sample", "{}/model.py:wrong", "--data", "{}/data.csv"], "model.py, line 11"),
+        (["sample", "{}/model.py:wrong", "--data", "{}/data.csv"], "model.py, line 10"),
         (["check", "{}/data.npz"], "is not a result of parvi"),
         (["report", "{}/none.npz"], "none.npz"),
         (["resume", "{}/none", "{}/model.py", "--data", "{}/data.csv"], "none"),
