@@ -38,7 +38,7 @@ bench: $(STAMP)
 
 # The site is built from sources, without JAX, in an environment of its own.
 docs: $(DOCS)/.installed
-	$(DOCS)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
 	@echo "Site: site/index.html"
 
 $(DOCS)/.installed: pyproject.toml
