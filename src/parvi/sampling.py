@@ -336,7 +336,8 @@ def _built(run: Run, settings, seconds, num_moved) -> Result:
 
 def _changes(run: Run) -> np.ndarray | None:
     """What the last stage that tested the particles found at every coordinate."""
-    explored = reported(run.reports, Explored)
+    made = (run.reports.get(name) for name, _ in reversed(run.history))
+    explored = next((report for report in made if isinstance(report, Explored)), None)
     return None if explored is None else np.asarray(explored.changes)
 
 

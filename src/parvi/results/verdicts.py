@@ -12,6 +12,7 @@ import numpy as np
 import scipy.special
 from jaxtyping import Float, Int
 
+from parvi.geometry.drift import BOUND
 from parvi.targets.flatten import AbstractLayout
 
 # Chance that some parameter of exact draws gets a word other than "ok".
@@ -47,12 +48,13 @@ class Verdicts(NamedTuple):
 
     def words(self) -> np.ndarray:
         """A word for every number, of which one of exact draws gets a wrong one in 100 runs."""
-        bound = float(-scipy.special.ndtri(_CHANCE / (4 * len(self.drifts))))
+        bound = float(-scipy.special.ndtri(_CHANCE / (2 * len(self.drifts))))
         margin = _NEGLIGIBLE + bound * self.errors
         found = np.where(np.isnan(self.ratios), "", "ok").astype("<U10")
         found[self.ratios > 1 + margin] = WIDE
         found[self.ratios < 1 - margin] = NARROW
-        found[self.drifts > bound] = DRIFTS
+        # The bound of the run's own test, so that the words never contradict it.
+        found[self.drifts > BOUND + math.sqrt(2 * math.log(6 * len(self.drifts)))] = DRIFTS
         return found
 
     def per_name(self, layout: AbstractLayout) -> "Verdicts":
