@@ -1,0 +1,81 @@
+"""The site: its pages run as they stand, its links lead somewhere, and no public name is missing."""
+
+import importlib.util
+import pathlib
+import re
+
+import pytest
+
+import parvi
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+PAGES = sorted(page for page in DOCS.rglob("*.md"))
+
+
+def pages():
+    spec = importlib.util.spec_from_file_location("run_pages", DOCS / "run_pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _no_screen():
+    pytest.importorskip("matplotlib").use("Agg")
+
+
+def test_the_first_page_runs(tmp_path):
+    names = pages().run(DOCS / "index.md", tmp_path)
+    assert names["result"].status == parvi.Status.CONVERGED
+    assert (tmp_path / "heights.npz").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["verdicts", "plots"])
+def test_a_page_runs(page, tmp_path):
+    assert pages().run(DOCS / f"{page}.md", tmp_path)["result"].status == parvi.Status.CONVERGED
+
+
+NEEDED = {"from-numpyro": "numpyro", "from-pymc": "pymc", "from-stan": "bridgestan"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_runs(page, tmp_path, monkeypatch):
+    if page.stem in NEEDED:
+        pytest.importorskip(NEEDED[page.stem])
+    names = pages().run(page, tmp_path)
+    for figure in re.findall(r"\]\(figures/([a-z-]+\.png)\)", page.read_text()):
+        assert (tmp_path / figure).stat().st_size > 5000
+        assert (DOCS / "tutorials" / "figures" / figure).exists()
+    expected = parvi.Status.NOT_AT_REST if page.stem == "network" else parvi.Status.CONVERGED
+    assert names["result"].status == expected
+    if page.stem == "comparison":
+        for found, exact in names["evidences"].values():
+            assert abs(found - exact) < 0.01
+    if page.stem == "mixture":
+        assert names["result"].modes().copies == ((0, 1),)
+
+
+def test_every_page_is_in_the_site_and_every_link_leads_somewhere():
+    listed = set(re.findall(r": ([a-z0-9/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
+    assert all((DOCS / page).exists() for page in listed)
+    assert {f"tutorials/{page.name}" for page in TUTORIALS} <= listed
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    modules = {"fields", "functions", "preconditioners", "constraints", "metrics", "estimators"}
+    modules |= {"kernels", "steppers", "stopping", "plots"}
+    whole = "parvi.samplers.ready\n", "parvi.targets.constraints\n"
+    for name in set(dir(parvi)) - modules:
+        found = getattr(parvi, name)
+        covered = any(f"{found.__module__}\n" == part for part in whole)
+        assert covered or f"{found.__module__}.{name}\n" in f"{text}\n", name
+    for name in modules:
+        assert f"parvi.{name}" in text, name
