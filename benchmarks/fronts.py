@@ -9,7 +9,9 @@ calls of BridgeStan from a Python loop; it needs a folder of BridgeStan, named b
 import json
 import os
 import pathlib
+import shutil
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -56,7 +58,9 @@ def beside_calls(model: str) -> dict[str, Any]:
     """Warm runs of a Stan model, and as many gradients by BridgeStan alone."""
     import bridgestan
 
-    stan = bridgestan.StanModel(str(FILES / f"{STAN_FILES[model]}.stan"), STAN_DATA[model])
+    with tempfile.TemporaryDirectory() as folder:
+        file = shutil.copy(FILES / f"{STAN_FILES[model]}.stan", folder)
+        stan = bridgestan.StanModel(file, STAN_DATA[model])
     target = parvi.from_stan(stan)
     result = _untimed(lambda: parvi.sample(target))
     rows = np.ascontiguousarray(result.flat)

@@ -6,6 +6,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pymc as pm
+from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
 import parvi
@@ -107,8 +108,8 @@ def mixture_by_hand(u):
     means = jnp.stack([u[1], u[1] + jnp.exp(u[2])])
     prior = 2 * jnp.log(weight) + 2 * jnp.log1p(-weight) + norm.logpdf(means, 0, 3).sum() + u[2]
     prior = prior + norm.logpdf(sd) + u[3]
-    parts = norm.pdf(POINTS[:, None], means, sd) * jnp.stack([weight, 1 - weight])
-    return prior + jnp.log(parts.sum(axis=1)).sum()
+    shares = jnp.log(jnp.stack([weight, 1 - weight]))
+    return prior + logsumexp(norm.logpdf(POINTS[:, None], means, sd) + shares, axis=1).sum()
 
 
 NUMPYRO = {

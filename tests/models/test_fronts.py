@@ -7,10 +7,10 @@ import pytest
 import parvi
 from models.fronts import BY_HAND, EFFECTS, NUMPYRO, PYMC, agree
 
-MODELS = tuple(BY_HAND)
+QUICK = ["schools", "mixture", pytest.param("radon", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("front", [NUMPYRO, PYMC], ids=["numpyro", "pymc"])
 def test_the_log_density_and_its_score_are_those_written_by_hand(front, name):
     target = front[name]()
@@ -108,13 +108,32 @@ def test_places_are_named_by_the_models_coords(tmp_path):
 
 
 def test_a_loaded_result_wants_the_target_of_its_model(tmp_path):
-    target = NUMPYRO["schools"]()
-    result = parvi.sample(target, num_particles=32, num_steps=0)
+    result = parvi.sample(NUMPYRO["schools"](), num_particles=32, num_steps=0)
     result.save(tmp_path / "result.npz")
     loaded = parvi.load(tmp_path / "result.npz")
+    for other in (NUMPYRO["mixture"](), lambda x: x["mu"]):
+        with pytest.raises(ValueError, match="10 unconstrained numbers: give its target"):
+            loaded.check(other)
+
+
+@pytest.mark.slow
+def test_checks_and_maps_work_on_models(tmp_path):
+    target = NUMPYRO["radon"]()
+    start = parvi.sample(target, num_particles=32, num_steps=0)
+    start.save(tmp_path / "start.npz")
     # Uniform starts are no sample of the posterior.
-    assert not loaded.check(target)
-    with pytest.raises(ValueError, match="10 unconstrained numbers: give its target"):
-        loaded.check(NUMPYRO["mixture"]())
-    with pytest.raises(ValueError, match="10 unconstrained numbers: give its target"):
-        loaded.check(lambda x: x["mu"])
+    assert not parvi.load(tmp_path / "start.npz").check(target)
+    result = parvi.sample(target, num_particles=256)
+    result.save(tmp_path / "result.npz")
+    assert parvi.load(tmp_path / "result.npz").check(target)
+    drawn = result.transport.draw(0, 2000)
+    assert {name: array.shape[1:] for name, array in drawn.items()} == {
+        name: array.shape[1:] for name, array in result.particles.items()
+    }
+    # Means of 2000 draws and of 256 particles: five standard errors of the draws and more.
+    particles, draws = result.particles["intercept"], drawn["intercept"]
+    assert np.abs((draws.mean(axis=0) - particles.mean(axis=0)) / draws.std(axis=0)).max() < 0.2
+    assert np.isfinite(result.transport.log_prob_flat(result.flat)).mean() > 0.9
+    with pytest.raises(ValueError, match="log_prob_flat"):
+        result.transport.log_prob(result.particles)
+    assert result.more(600)["intercept"].shape == (600, 12)

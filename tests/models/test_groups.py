@@ -42,7 +42,8 @@ def exact(model, num=400):
 @pytest.fixture(scope="module")
 def numpyro():
     start = exact(schools)
-    return parvi.sample(NUMPYRO["schools"](), start, num_steps=0).to_arviz(num_prior=20)
+    result = parvi.sample(NUMPYRO["schools"](), start, num_steps=0)
+    return result.to_arviz(20, dims={"t": ["town"]}, coords={"town": list("ABCDEFGH")})
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +100,8 @@ def test_arviz_compares_and_plots(numpyro, pymc):
 
 
 def test_names_of_axes_can_be_given(numpyro):
-    start = exact(schools, 8)
-    result = parvi.sample(NUMPYRO["schools"](), start, num_steps=0)
-    data = result.to_arviz(dims={"t": ["town"]}, coords={"town": list("ABCDEFGH")})
-    assert list(data["posterior"]["town"].values) == list("ABCDEFGH")
-    assert list(data["posterior"]["t"].dims) == ["chain", "draw", "town"]
+    assert list(numpyro["posterior"]["town"].values) == list("ABCDEFGH")
+    assert list(numpyro["posterior"]["t"].dims) == ["chain", "draw", "town"]
 
 
 def test_a_plain_density_has_no_prior():

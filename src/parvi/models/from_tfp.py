@@ -59,7 +59,7 @@ class TFPModel(AbstractModel):
         self.treedef: Any = treedef
         self.names = _names(joint.dtype)
         dtypes = {name: np.dtype(d) for name, d in zip(self.names, leaves, strict=True)}
-        self._check(dtypes)
+        self._check(dtypes, self._discrete())
         self.dtype = next(iter(dtypes.values()))
         self.is_wide = self.dtype == np.float64
         self.parameters = self._shapes(joint.event_shape)
@@ -162,9 +162,16 @@ class TFPModel(AbstractModel):
         treedef = jax.tree_util.tree_structure(self.whole.dtype)
         return jax.tree_util.tree_unflatten(treedef, parts)
 
+    def _discrete(self) -> list[str]:
+        """Parts without a map from the real numbers; some of them have floating-point values."""
+        found, _ = self.whole.sample_distributions(seed=jax.random.key(0))
+        parts = self._by_name(found)
+        return [
+            n for n in self.names if parts[n].experimental_default_event_space_bijector() is None
+        ]
+
     @staticmethod
-    def _check(dtypes) -> None:
-        discrete = [n for n, dtype in dtypes.items() if not np.issubdtype(dtype, np.floating)]
+    def _check(dtypes, discrete) -> None:
         if discrete:
             raise ValueError(
                 f"The parts {', '.join(discrete)} are discrete, and particles move by real steps: "

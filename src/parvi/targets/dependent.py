@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from parvi.evaluation import evaluate
+from parvi.evaluation import evaluate, quickly
 from parvi.targets.flatten import AbstractLayout, Labels
 
 # Attempts to draw starts with a finite density. What is left is moved between the good ones.
@@ -159,9 +159,7 @@ class Dependent(AbstractLayout):
         flat: Any = None
         bad = np.empty(0, bool)
         for attempt in range(_ATTEMPTS):
-            own = jax.random.fold_in(key, attempt)
-            cube = jax.random.uniform(own, (num, self.dim), dtype, -1.0, 1.0)
-            drawn = centre + jnp.asarray(self.model.radius, dtype) * cube
+            drawn = _in_cube(key, attempt, centre, self.model.radius, num)
             flat = drawn if attempt == 0 else jnp.where(bad[:, None], drawn, flat)
             values, scores = evaluate(log_density, flat)
             bad = ~(np.isfinite(np.asarray(values)) & np.isfinite(np.asarray(scores)).all(axis=1))
@@ -235,6 +233,14 @@ class Dependent(AbstractLayout):
             "it a proper prior, or leave it out of the model (NumPyro's obs_mask= makes such "
             "parameters of observed entries: index the missing ones instead)."
         )
+
+
+@quickly
+def _in_cube(key, attempt, centre, radius, num: int):
+    """Uniform draws within a radius of the centre, in every coordinate."""
+    own = jax.random.fold_in(key, attempt)
+    cube = jax.random.uniform(own, (num, centre.size), centre.dtype, -1.0, 1.0)
+    return centre + radius * cube
 
 
 def _words(parameters: dict[str, tuple[int, ...]]) -> str:
