@@ -29,7 +29,6 @@ QUICK = {
     "check_sample_weight_equivalence_on_dense_data",
     "check_n_features_in",
     "check_estimators_unfitted",
-    "check_fit2d_predict1d",
 }
 
 
