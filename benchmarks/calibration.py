@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 STORE = ROOT / "results" / "calibration"
 PAGE = ROOT / "docs" / "benchmarks" / "calibration.md"
 NUM, NUM_GROUPS = 200, 8
-# The default of parvi.calibrate, and that of parvi.sample.
+# Half of the default, and the default.
 PARTICLES = (256, 512)
 
 

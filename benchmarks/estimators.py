@@ -169,12 +169,13 @@ def main(console: Console, names: Sequence[str] = ()) -> None:
     pairs = [(n, f) for n in names or DATA for f in FAMILIES[DATA[n][0]]]
     # Linear models first: networks take longer.
     pairs.sort(key=lambda pair: pair[1])
+    # Split by split, so that a run that is cut short has some of every data set.
     work = [
         (n, f, m, s)
+        for s in range(SPLITS)
         for n, f in pairs
         for m in ("scikit-learn", "parvi")
-        for s in range(splits(n, f))
-        if not _path(n, f, m, s).exists()
+        if s < splits(n, f) and not _path(n, f, m, s).exists()
     ]
     for item in track(work, "estimators", console=console):
         _path(*item).write_text(json.dumps(cell(*item), indent=1))

@@ -50,6 +50,21 @@ def test_the_page_on_maps_runs(capsys):
     assert info.acceptance_rate > 0.2
 
 
+@pytest.mark.slow
+def test_the_pages_on_estimators_and_calibration_run(capsys):
+    pytest.importorskip("sklearn")
+    for page in ("estimators", "calibration"):
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        names = {}
+        for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+            exec(code, names)
+        if page == "estimators":
+            assert names["model"].score(names["X_test"], names["y_test"]) > 0.9
+        else:
+            assert names["right"]
+            assert not names["wrong"]
+
+
 def test_commands_exist():
     text = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()

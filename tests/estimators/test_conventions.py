@@ -29,7 +29,6 @@ QUICK = {
     "check_sample_weight_equivalence_on_dense_data",
     "check_n_features_in",
     "check_estimators_unfitted",
-    "check_fit2d_predict1d",
 }
 
 
@@ -41,13 +40,13 @@ def checks(quick):
                 yield pytest.param(made, check, id=f"{type(model).__name__}-{name}")
 
 
-@pytest.mark.parametrize(("model", "check"), checks(True))
+@pytest.mark.parametrize(("model", "check"), list(checks(True)))
 def test_quick_checks(model, check):
     check(model)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "check"), checks(False))
+@pytest.mark.parametrize(("model", "check"), list(checks(False)))
 def test_all_other_checks(model, check):
     check(model)
 

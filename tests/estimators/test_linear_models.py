@@ -2,6 +2,7 @@
 
 import pickle
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm, poisson
@@ -19,6 +20,9 @@ from parvi.estimators import (
 from parvi.estimators.logistic import contrasts
 from parvi.estimators.priors import LinearPrior
 from parvi.estimators.rows import merged, padded, rounded, scaling_of
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.status import Status
+from parvi.stopping import Never
 
 # Affine maps alone compile in a fraction of the time, and are exact on Gaussians.
 AFFINE = parvi.pfg(num_features=0)
@@ -79,7 +83,7 @@ def test_noise_and_prior_scale_are_inferred():
         model.sample_posterior(0)
     # Without its scale, an outlying unit of measurement changes nothing.
     other = BayesianLinearRegression(random_state=0).fit(x * 1e6, y / 1e3)
-    np.testing.assert_allclose(other.predict(x * 1e6) * 1e3, model.predict(x), rtol=1e-4)
+    np.testing.assert_allclose(other.predict(x * 1e6) * 1e3, model.predict(x), rtol=1e-3)
 
 
 def test_the_marginal_prior_is_the_integral_over_its_scale():
@@ -107,14 +111,14 @@ def test_the_marginal_prior_is_the_integral_over_its_scale():
 
 @pytest.mark.parametrize("classes", [["no", "yes"], ["a", "b", "c"]])
 def test_logistic_regression_predicts_as_scikit_learn_with_much_data(classes):
-    x, rng = rows(2000)
+    x, rng = rows(1000)
     z = (x - x.mean(axis=0)) / x.std(axis=0)
     truth = rng.normal(size=(len(classes), 3))
     noise = rng.gumbel(size=(len(x), len(classes)))
     y = np.array(classes)[np.argmax(z @ truth.T + noise, axis=1)]
-    model = BayesianLogisticRegression(n_particles=128, sampler=AFFINE, random_state=0).fit(x, y)
+    model = BayesianLogisticRegression(n_particles=128, random_state=0).fit(x, y)
     peer = LogisticRegression(C=1e4).fit(z, y)
-    # With 2000 rows neither prior nor averaging moves a probability by more than a few thousandths.
+    # With 1000 rows neither prior nor averaging moves a probability by more than a hundredth.
     np.testing.assert_allclose(model.predict_proba(x), peer.predict_proba(z), atol=0.02)
     assert np.mean(model.predict(x) == peer.predict(z)) > 0.99
     np.testing.assert_allclose(np.exp(model.predict_log_proba(x)), model.predict_proba(x))
@@ -127,16 +131,19 @@ def test_logistic_regression_predicts_as_scikit_learn_with_much_data(classes):
 
 
 def test_poisson_regression_predicts_as_scikit_learn_with_much_data():
-    x, rng = rows(2000)
+    x, rng = rows(1000)
     z = (x - x.mean(axis=0)) / x.std(axis=0)
     y = rng.poisson(np.exp(1 + z @ [0.5, -0.3, 0.1]))
-    model = BayesianPoissonRegression(n_particles=128, sampler=AFFINE, random_state=0).fit(x, y)
+    model = BayesianPoissonRegression(n_particles=128, random_state=0).fit(x, y)
     peer = PoissonRegressor(alpha=1e-6).fit(z, y)
     mean, sd = model.predict(x, return_std=True)
-    # Rates are known to about 2 %, and both estimates see the same data.
+    # Rates are known to about 3 %, and both estimates see the same data.
     np.testing.assert_allclose(mean, peer.predict(z), rtol=0.02)
-    np.testing.assert_allclose(sd, np.sqrt(mean), rtol=0.02)
-    np.testing.assert_allclose(model.log_predictive(x, y), poisson.logpmf(y, mean), atol=0.1)
+    draws = model.sample_posterior()
+    rates = np.exp(draws["intercept"][:, None] + draws["coef"] @ x.T)
+    np.testing.assert_allclose(sd, np.sqrt(mean + rates.var(axis=0)), rtol=1e-6)
+    logs = np.log(np.mean(poisson.pmf(y, rates), axis=0))
+    np.testing.assert_allclose(model.log_predictive(x, y), logs, rtol=1e-6)
     with pytest.raises(ValueError, match="counts of at least 0"):
         model.fit(x, -y)
 
@@ -144,7 +151,7 @@ def test_poisson_regression_predicts_as_scikit_learn_with_much_data():
 def test_in_pipelines_grid_searches_and_pickles():
     x, rng = rows(90)
     y = x[:, 0] + rng.normal(size=90) > 5
-    model = BayesianLogisticRegression(n_particles=32, sampler=AFFINE, random_state=0)
+    model = BayesianLogisticRegression(n_particles=32, sampler=AFFINE, max_iter=20, random_state=0)
     search = GridSearchCV(
         make_pipeline(StandardScaler(), model),
         {"bayesianlogisticregression__prior_scale": [0.001, 1.0]},
@@ -172,7 +179,7 @@ def test_folds_of_nearly_the_same_length_share_their_programs():
     )
     x, rng = rows(105)
     y = x[:, 0] + rng.normal(size=105)
-    model = BayesianLinearRegression(n_particles=32, sampler=AFFINE, random_state=0)
+    model = BayesianLinearRegression(n_particles=32, sampler=AFFINE, max_iter=20, random_state=0)
     model.fit(x[:100], y[:100])
     before = len(compiled)
     for num in (97, 103, 104):
@@ -185,24 +192,29 @@ def test_folds_of_nearly_the_same_length_share_their_programs():
     assert len(compiled) == before
 
 
+class Restless(AbstractSampler):
+    """Stays where it is, and says that it is not at rest."""
+
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 5
+
+    def init(self, key, cloud):
+        return ()
+
+    def propose(self, key, cloud, memory):
+        return cloud.particles, ()
+
+    def conclude(self, cloud, pending, arrived):
+        return jnp.ones((), bool), (), Info.of(cloud, 0.0, status=Status.NOT_AT_REST)
+
+
 def test_warnings_of_the_run_pass_through():
-    """Batches that are too dear to correct say so."""
     x, rng = rows(70)
-    y = rng.normal(size=70)
-    model = BayesianLinearRegression(n_particles=32, sampler=_Unrest.sampler(), random_state=0)
+    sampler = parvi.Sequence(parvi.Stage("restless", Restless()))
+    model = BayesianLinearRegression(n_particles=32, sampler=sampler, random_state=0)
     with pytest.warns(parvi.NotAtRestWarning):
-        model.fit(x, y)
-    assert model.result_.status == parvi.Status.NOT_AT_REST
-
-
-class _Unrest:
-    """A test by transitions that start far away, and cannot be at rest."""
-
-    @staticmethod
-    def sampler():
-        from parvi.samplers.explore import Explore
-
-        return parvi.Sequence(parvi.Stage("explore", Explore(num_windows=1)))
+        model.fit(x, rng.normal(size=70))
+    assert model.result_.status == Status.NOT_AT_REST
 
 
 def test_rows_are_merged_standardised_and_padded():

@@ -13,7 +13,7 @@ from parvi.calibration import ranks as statistics
 from parvi.calibration.model import Model, as_model
 from parvi.evaluation import quickly
 from parvi.kept import carefully, note
-from parvi.run.initial import as_key
+from parvi.run.initial import DEFAULT_NUM_PARTICLES, as_key
 from parvi.run.progress import Bar
 from parvi.run.surroundings import check_surroundings, surrounded
 from parvi.sampling import sample
@@ -112,7 +112,7 @@ def calibrate(
     model: Any,
     key: Any = 0,
     num: int = 200,
-    num_particles: int = 256,
+    num_particles: int = DEFAULT_NUM_PARTICLES,
     sampler: Any = None,
     init: Any = None,
     progress: bool | None = None,
@@ -134,7 +134,7 @@ def calibrate(
     num
         Number of data sets.
     num_particles
-        Number of particles of each run.
+        Number of particles of each run. The default is that of ``parvi.sample``, 512.
     sampler
         The sampler. The default is ``parvi.pfg()``.
     init

@@ -7,6 +7,8 @@ tau_l and all weights vanish, and descents would run into that point.
 """
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,10 @@ from parvi.estimators.priors import log_noise_prior
 
 # Each network is a hill of its own, and takes about 1900 gradients.
 _NUM_PARTICLES = 50
-_ACTIVATIONS = {"relu": (jax.nn.relu, lambda a: np.maximum(a, 0)), "tanh": (jnp.tanh, np.tanh)}
+_ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
+    "relu": (jax.nn.relu, lambda a: np.maximum(a, 0)),
+    "tanh": (jnp.tanh, np.tanh),
+}
 # The least noise that a network can be made to fit, in standard deviations of the outcomes.
 _FLOOR = 1e-2
 
@@ -27,6 +32,10 @@ class _Network:
     """What both kinds of network share."""
 
     _dtype = np.float32
+    hidden_layer_sizes: Any
+    activation: Any
+    result_: Any
+    _networks: dict[str, np.ndarray]
 
     def _layers(self, num_inputs: int, num_outputs: int) -> list[int]:
         """The widths of all layers, inputs and outputs included."""

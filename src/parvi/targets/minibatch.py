@@ -11,7 +11,7 @@ from jaxtyping import Array, Key, PyTree
 
 from parvi.targets.flatten import AbstractLayout, Layout, is_wide
 from parvi.targets.rows import RowSum, blocks_for, num_rows_of
-from parvi.targets.target import AbstractTarget, _Frozen
+from parvi.targets.target import AbstractTarget, _Frozen, check_alike
 
 
 class MiniBatch(AbstractTarget):
@@ -75,7 +75,7 @@ class MiniBatch(AbstractTarget):
     ):
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)):
             raise ValueError(f"batch_size must be an int, got {batch_size!r}.")
-        _check_rows(data, batch_size)
+        _check_rows(data, int(batch_size))
         self.log_prior = log_prior
         self.log_likelihood = log_likelihood
         self.data = data
@@ -138,11 +138,7 @@ class MiniBatch(AbstractTarget):
         """
         size = num_rows_of(data) if self.is_fixed and _has_rows(data) else self.batch_size
         _check_rows(data, size)
-        old, new = (jax.tree_util.tree_structure(tree) for tree in (self.data, data))
-        if old != new:
-            raise ValueError(
-                f"with_data must get data of the target's structure, {old}, but got {new}."
-            )
+        check_alike(self.data, data)
         return eqx.tree_at(lambda target: (target.data, target.batch_size), self, (data, size))
 
     def placed(self, data: PyTree[Array] | None) -> "MiniBatch":

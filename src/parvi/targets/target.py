@@ -197,11 +197,7 @@ class Target(AbstractTarget):
                 "parvi.Target(log_density, data=...) the first data set."
             )
         data = as_data(data)
-        old, new = (jax.tree_util.tree_structure(tree) for tree in (self.data, data))
-        if old != new:
-            raise ValueError(
-                f"with_data must get data of the target's structure, {old}, but got {new}."
-            )
+        check_alike(self.data, data)
         return eqx.tree_at(lambda target: target.data, self, data)
 
     def _of_data(self, function: Callable) -> Callable:
@@ -216,6 +212,15 @@ class _OfData(eqx.Module):
 
     def __call__(self, *args):
         return self.function(*args, self.data)
+
+
+def check_alike(old: PyTree, new: PyTree) -> None:
+    """Raise a ``ValueError`` unless new data have the structure of the old."""
+    was, found = (str(jax.tree_util.tree_structure(tree)) for tree in (old, new))
+    if was != found:
+        raise ValueError(
+            f"with_data must get data of the target's structure, {was}, but got {found}."
+        )
 
 
 def as_data(data: PyTree) -> PyTree[Array]:
