@@ -106,8 +106,8 @@ class BayesianMLPRegressor(_Network, AbstractGaussianRegressor):
 
     Inputs and outcomes are standardised first. Every particle is a network with a noise and with
     scales of its layers' priors. With more weights than particles, as is usual, the default sends
-    each network to a hill of its own and lets it make Hamiltonian transitions there; it ends with a
-    ``NotAtRestWarning``, because networks on other hills are never visited
+    each network to a hill of its own and lets it make Hamiltonian transitions there. Other
+    hills are never visited, and the run may end with a ``NotAtRestWarning``
     (docs/decisions/0017-networks.md).
 
     Parameters
