@@ -1,5 +1,8 @@
 """What NumPyro models may hold: supports, discrete sites, mini-batches, and what is refused."""
 
+import concurrent.futures
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +86,23 @@ def test_discrete_sites_are_summed_out_and_drawn_for_the_log_likelihood():
     assert data["posterior_predictive"]["y"].shape == (1, 64, 80)
     # Predictions come from both components.
     assert 0.3 < (data["posterior_predictive"]["y"].values > 0).mean() < 0.7
+
+
+def test_a_model_may_be_traced_on_several_threads():
+    """As programs of later stages are; NumPyro's stack of handlers belongs to the process."""
+    target = NUMPYRO["mixture"]()
+
+    def traced(i):
+        # A function of its own, or JAX would remember the first trace.
+        return str(jax.make_jaxpr(lambda x: target.log_density(x))(np.zeros(4, np.float32)))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            assert len(set(pool.map(traced, range(16)))) == 1
+    finally:
+        sys.setswitchinterval(before)
 
 
 def with_choice(y):

@@ -1,7 +1,12 @@
-"""Imports of libraries that only some models need."""
+"""Imports of libraries that only some models need, and a lock for what they do not share."""
 
 import importlib
+import threading
 from typing import Any
+
+# Programs of later stages are traced on a second thread, and the stack of NumPyro's handlers
+# belongs to the process: two traces at a time would see each other's sites.
+TRACING = threading.RLock()
 
 
 def imported(name: str, extra: str) -> Any:

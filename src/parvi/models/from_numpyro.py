@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from parvi.models.extras import imported
+from parvi.models.extras import TRACING, imported
 from parvi.run.surroundings import surrounded
 from parvi.targets.dependent import AbstractModel
 from parvi.targets.flatten import names_of
@@ -102,11 +102,10 @@ class NumPyroModel(AbstractModel):
         model: Callable = DefaultKey(self.model)
         if self.sites.discrete:
             model = enumerated(model, self.sites.nesting)
-        values = self.unpacked(flat)
-        enum = bool(self.sites.discrete)
-        return -jnp.asarray(
-            potential_energy(model, self.args, self.kwargs, values, enum=enum), flat.dtype
-        )
+        values, enum = self.unpacked(flat), bool(self.sites.discrete)
+        with TRACING:
+            found = potential_energy(model, self.args, self.kwargs, values, enum=enum)
+        return -jnp.asarray(found, flat.dtype)
 
     def constrain(self, flat):
         found = self._constrained(flat, jax.random.key(0))
@@ -119,7 +118,8 @@ class NumPyroModel(AbstractModel):
         values = self.unpacked(flat)
         # The key is for discrete sites, on which nothing that is kept depends.
         model = handlers.seed(self.model, key)
-        return constrain_fn(model, self.args, self.kwargs, values, return_deterministic=True)
+        with TRACING:
+            return constrain_fn(model, self.args, self.kwargs, values, return_deterministic=True)
 
     def _deterministic(self):
         """The shapes of deterministic sites that do not depend on discrete ones."""
@@ -138,7 +138,8 @@ class NumPyroModel(AbstractModel):
 
         def one(values):
             model = handlers.seed(self.model, jax.random.key(0))
-            free = unconstrain_fn(model, self.args, self.kwargs, values)
+            with TRACING:
+                free = unconstrain_fn(model, self.args, self.kwargs, values)
             return jnp.concatenate([jnp.ravel(free[name]) for name in self.sites.free])
 
         return np.asarray(jax.jit(jax.vmap(one))(values))
@@ -155,11 +156,12 @@ class NumPyroModel(AbstractModel):
         values = {name: jnp.asarray(particles[name]) for name in self.parameters}
         if self.sites.discrete:
             # Those of the posterior, given the particle and the data.
-            drawn = Predictive(self.model, values, infer_discrete=True)(
-                jax.random.key(0), *self.args, **self.kwargs
-            )
+            draw = Predictive(self.model, values, infer_discrete=True)
+            with TRACING:
+                drawn = draw(jax.random.key(0), *self.args, **self.kwargs)
             values |= {name: drawn[name] for name in self.sites.discrete}
-        found = log_likelihood(self.model, values, *self.args, parallel=True, **self.kwargs)
+        with TRACING:
+            found = log_likelihood(self.model, values, *self.args, parallel=True, **self.kwargs)
         return {name: np.asarray(found[name]) for name in self.sites.observed}
 
     def predict(self, key, particles, flat):
@@ -186,5 +188,6 @@ class NumPyroModel(AbstractModel):
             return {}
         model = handlers.uncondition(self.model)
         draw = Predictive(model, return_sites=tuple(names), parallel=True, **settings)
-        found = draw(key, *self.args, **self.kwargs)
+        with TRACING:
+            found = draw(key, *self.args, **self.kwargs)
         return {name: np.asarray(found[name]) for name in names}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.config import enable_x64
 
-from parvi.models.extras import imported
+from parvi.models.extras import TRACING, imported
 from parvi.run.surroundings import surrounded
 from parvi.targets.dependent import AbstractModel
 from parvi.targets.flatten import Labels, names_of
@@ -135,23 +135,23 @@ class PyMCModel(AbstractModel):
         return values
 
     def log_density(self, flat):
-        with _quietly():
+        with _rounded(flat.dtype):
             return self._log_density(*self.unpacked(flat))[0].astype(flat.dtype)
 
     def log_prior(self, flat):
         """The log density without the mini-batch."""
         assert self.batch is not None
-        with _quietly():
+        with _rounded(flat.dtype):
             return self.batch.log_prior(*self.unpacked(flat))
 
     def log_likelihood_of(self, flat, rows):
         """The log likelihood of each of some rows."""
         assert self.batch is not None
-        with _quietly():
+        with _rounded(flat.dtype):
             return self.batch.log_likelihood(self.unpacked(flat), rows)
 
     def constrain(self, flat):
-        with _quietly():
+        with _rounded(flat.dtype):
             found = self._constrained(*self.unpacked(flat))
         return dict(zip(self.names, found, strict=True))
 
@@ -185,7 +185,7 @@ class PyMCModel(AbstractModel):
             return self._pointwise(*self.unpacked(row))
 
         at_once = min(_AT_ONCE, len(flat))
-        with _quietly():
+        with _rounded(flat.dtype):
             found = jax.jit(lambda x: jax.lax.map(one, x, batch_size=at_once))(jnp.asarray(flat))
         return {name: np.asarray(each) for name, each in zip(names, found, strict=True)}
 
@@ -277,14 +277,23 @@ def _seed(key) -> int:
 
 
 @contextlib.contextmanager
+def _rounded(dtype: np.dtype) -> Iterator[None]:
+    """Without JAX's words on the float64 constants of a graph in a float32 run."""
+    if dtype == np.float64:
+        yield
+        return
+    with TRACING, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Explicitly requested dtype")
+        yield
+
+
+@contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without PyMC's announcements, and JAX's of float64 constants in a float32 run."""
+    """Without PyMC's announcements of what it draws."""
     logger = logging.getLogger("pymc")
     level = logger.level
     logger.setLevel(max(level, logging.WARNING))
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Explicitly requested dtype")
-            yield
+        yield
     finally:
         logger.setLevel(level)

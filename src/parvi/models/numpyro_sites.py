@@ -21,6 +21,7 @@ from numpyro.infer import init_to_uniform
 from numpyro.infer.util import _unconstrain_params
 from numpyro.primitives import Messenger
 
+from parvi.models.extras import TRACING
 from parvi.targets.flatten import Labels
 
 
@@ -138,7 +139,8 @@ def _traced(model, args, kwargs) -> dict[str, Any]:
     seeded = handlers.seed(model, jax.random.key(0))
     begun = handlers.substitute(seeded, substitute_fn=init_to_uniform())
     try:
-        return handlers.trace(begun).get_trace(*args, **kwargs)
+        with TRACING:
+            return handlers.trace(begun).get_trace(*args, **kwargs)
     except TypeError as error:
         if "argument" not in str(error):
             raise
@@ -245,7 +247,8 @@ class Batch:
         model = _unconstrain_params(
             WithRows(self.model, self.batch.plate, rows), self.unpacked(flat)
         )
-        trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
+        with TRACING:
+            trace = handlers.trace(model).get_trace(*self.args, **self.kwargs)
         return [
             (site, [f for f in site["cond_indep_stack"] if f.name == self.batch.plate])
             for site in trace.values()
