@@ -46,7 +46,8 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> AbstractTarget:
     ['scale']
     """
     imported("numpyro", "numpyro")
-    from parvi.models.numpyro_sites import Batch, inspected
+    from parvi.models.numpyro_batches import Batch
+    from parvi.models.numpyro_sites import inspected
 
     if not callable(model):
         raise ValueError(

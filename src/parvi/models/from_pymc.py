@@ -4,15 +4,15 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.config import enable_x64
 
 from parvi.models.extras import TRACING, imported
+from parvi.models.pymc_graphs import forward, jaxified
 from parvi.run.surroundings import surrounded
 from parvi.targets.dependent import AbstractModel
 from parvi.targets.flatten import Labels, names_of
@@ -160,7 +160,7 @@ class PyMCModel(AbstractModel):
 
     def unconstrain(self, values):
         if self._unconstrained is None:
-            self._unconstrained = _forward(self.model)
+            self._unconstrained = forward(self.model)
         arrays = [jnp.asarray(values[name]) for name in self.parameters]
         found = jax.jit(jax.vmap(self._unconstrained))(*arrays)
         return np.concatenate([np.asarray(each).reshape(len(each), -1) for each in found], axis=1)
@@ -228,34 +228,6 @@ class PyMCModel(AbstractModel):
         data = {name: found[name] for name in names}
         kept = self.parameters | self.derived
         return {name: array for name, array in found.items() if name in kept}, data
-
-
-def jaxified(inputs: list, outputs: list) -> Callable:
-    """A graph of PyTensor as a JAX function, with JAX's precision as it was."""
-    if not outputs:
-        return lambda *values: []
-    before = bool(enable_x64.get_global())
-    try:
-        # The first import switches x64 on for the whole process.
-        from pymc.sampling.jax import get_jaxified_graph
-
-        return get_jaxified_graph(inputs, outputs)
-    finally:
-        jax.config.update("jax_enable_x64", before)
-
-
-def _forward(model) -> Callable:
-    """From the values of the free variables to those of the value variables."""
-    inputs = [variable.type() for variable in model.free_RVs]
-    replaced = dict(zip(model.free_RVs, inputs, strict=True))
-    outputs = []
-    for variable, given in zip(model.free_RVs, inputs, strict=True):
-        transform = model.rvs_to_transforms[variable]
-        moved = given if transform is None else transform.forward(given, *variable.owner.inputs)
-        outputs.append(moved)
-    from pytensor.graph.replace import graph_replace
-
-    return jaxified(inputs, graph_replace(outputs, replaced, strict=False))
 
 
 def _labels(model, shapes: dict[str, tuple[int, ...]]) -> Labels:

@@ -17,6 +17,8 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
+from parvi.models.pymc_graphs import jaxified
+
 
 def _nodes(outputs: list) -> list[Any]:
     owners = {variable.owner for variable in ancestors(outputs)}
@@ -61,8 +63,6 @@ class Batch:
 
 def batch_of(model) -> Batch | None:
     """The mini-batch of a model, if it has one; a ``ValueError`` says what cannot be one."""
-    from parvi.models.from_pymc import jaxified
-
     inner = [variable for variable in model.observed_RVs if _depends(model, variable)]
     others = [variable for variable in model.observed_RVs if variable not in inner]
     priors = model.logp(vars=[*model.free_RVs, *model.potentials, *others], sum=False)
