@@ -198,3 +198,50 @@ def test_init_is_checked_in_words():
     for init, words in cases:
         with pytest.raises(ValueError, match=words):
             parvi.sample(target, init, num_steps=0)
+
+
+def normal(y=None):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    sd = numpyro.sample("sd", dist.HalfNormal(1))
+    with numpyro.plate("row", 6):
+        numpyro.sample("y", dist.Normal(mean, sd), obs=y)
+
+
+def test_a_model_for_calibration_has_its_prior_its_data_and_its_density():
+    target = parvi.from_numpyro(normal, y=np.zeros(6))
+    model = target.as_model()
+    with jax.enable_x64(True):
+        truths, data = jax.vmap(lambda key: drawn(model, key))(
+            jax.random.split(jax.random.key(0), 2000)
+        )
+        # The prior, not the posterior of the data at hand; five standard errors.
+        assert abs(np.mean(truths["mean"])) < 5 / 2000**0.5
+        assert abs(np.std(truths["mean"]) - 1) < 5 / 4000**0.5
+        spread = (data["y"] - truths["mean"][:, None]) / np.exp(truths["sd"])[:, None]
+        assert abs(np.std(spread) - 1) < 5 / 24_000**0.5
+        # The density of other data is that of a target of these data.
+        other = parvi.from_numpyro(normal, y=np.asarray(data["y"][0]))
+        for values in ({"mean": 0.3, "sd": -0.2}, {"mean": -1.0, "sd": 0.5}):
+            parameters = {name: np.asarray(value) for name, value in values.items()}
+            found = model.log_density(parameters, {"y": data["y"][0]})
+            flat = np.array([values["mean"], values["sd"]])
+            np.testing.assert_allclose(found, other.full()(flat), rtol=1e-10)
+
+
+def drawn(model, key):
+    first, second = jax.random.split(key)
+    truth = model.prior(first)
+    return truth, model.simulate(second, truth)
+
+
+@pytest.mark.slow
+def test_a_numpyro_model_is_calibrated():
+    found = parvi.calibrate(parvi.from_numpyro(normal, y=np.zeros(6)), key=0, num=100)
+    assert found, repr(found)
+
+
+def test_what_cannot_be_calibrated_says_so():
+    with pytest.raises(ValueError, match="no observed site"):
+        parvi.calibrate(parvi.from_numpyro(supports))
+    with pytest.raises(ValueError, match="does not say how to draw"):
+        parvi.calibrate(parvi.Target(lambda x: -jnp.sum(x**2), like=np.zeros(2)))

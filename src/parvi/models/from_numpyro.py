@@ -192,3 +192,8 @@ class NumPyroModel(AbstractModel):
         with TRACING:
             found = draw(key, *self.args, **self.kwargs)
         return {name: np.asarray(found[name]) for name in names}
+
+    def as_model(self):
+        from parvi.models.numpyro_calibration import calibrated_model
+
+        return calibrated_model(self.model, self.args, self.kwargs, self.sites)

@@ -102,6 +102,13 @@ class AbstractModel(abc.ABC):
             f"A model of {self.front} does not draw from its prior here: leave num_prior out."
         )
 
+    def as_model(self) -> Any:
+        """What ``parvi.calibrate`` needs: a ``parvi.Model``."""
+        raise ValueError(
+            f"A model of {self.front} is not calibrated as it is: write "
+            "parvi.Model(prior, simulate, log_density)."
+        )
+
     def layout(self) -> "Dependent":
         """The layout of its particles."""
         shapes = self.parameters | self.derived

@@ -47,6 +47,16 @@ class AbstractTarget(eqx.Module):
     def laid_out(self, like: PyTree) -> Self:
         """The same target for particles that look like ``like``."""
 
+    def as_model(self) -> Any:
+        """What ``parvi.calibrate`` needs, where the target is of a model that knows its prior."""
+        model = getattr(self.layout, "model", None)
+        if model is None:
+            raise ValueError(
+                "A log density alone does not say how to draw parameters and data: give "
+                "parvi.calibrate a parvi.Model(prior, simulate, log_density)."
+            )
+        return model.as_model()
+
     def check(self, particles: Float[Array, "n d"], key: Key[Array, ""]) -> None:
         """Raise a ``ValueError`` that says in one sentence what is wrong, if anything is."""
         check_log_density(self.at(key), particles)
