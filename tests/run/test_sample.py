@@ -135,10 +135,12 @@ def test_prints_nothing_unless_asked(capfd):
 
 @pytest.fixture
 def interruptible():
-    """Python's own handler of SIGINT: a shell starts background jobs with the signal ignored."""
+    """Python's own handlers: a shell ignores SIGINT in background jobs, and nohup SIGHUP."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung_up)
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "in place"])

@@ -91,6 +91,8 @@ def make(experiment: Experiment, folder: pathlib.Path, setting: Setting) -> Cell
     with warnings.catch_warnings():
         # The cell has the status.
         warnings.simplefilter("ignore", NotAtRestWarning)
+        # Networks begin with equal precisions; the page says what is done about that.
+        warnings.filterwarnings("ignore", "All particles start alike", UserWarning)
         result = experiment.run(setting)
     cell = Cell(dict(setting), result, time.perf_counter() - began)
     path = _path(experiment, folder, setting)

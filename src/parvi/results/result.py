@@ -216,7 +216,7 @@ class Result:
         effective sample size, which are made for chains and mean nothing here. A result from a file
         has the verdicts that were known when it was saved.
         """
-        import pandas as pd
+        from parvi.results.table import Summary
 
         matrix = self.matrix()
         table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
@@ -229,7 +229,7 @@ class Result:
         if modes is not None and len(modes.weights) > 1:
             for k in range(len(modes.weights)):
                 table[f"mode {k + 1}"] = matrix[modes.labels == k].mean(axis=0)
-        return pd.DataFrame(table, index=self.names)
+        return Summary(table, index=self.names)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:
