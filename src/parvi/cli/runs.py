@@ -1,5 +1,6 @@
 """The commands that sample, and those that read what was sampled."""
 
+import dataclasses
 import json
 import traceback
 import warnings
@@ -110,10 +111,7 @@ def report(
 
 def _loaded(path: Path, model: str | None, data: Path | None) -> parvi.Result:
     result = parvi.load(path)
-    if model is None:
-        return result
-    result.__dict__["target"] = target_of(model, data)
-    return result
+    return result if model is None else dataclasses.replace(result, target=target_of(model, data))
 
 
 def _ran(run: Any) -> parvi.Result:

@@ -47,7 +47,7 @@ class Verdicts(NamedTuple):
         )
 
     def words(self) -> np.ndarray:
-        """A word for every number, of which one of exact draws gets a wrong one in 100 runs."""
+        """A word for every number; about one in 100 runs of exact draws has a wrong one."""
         bound = float(-scipy.special.ndtri(_CHANCE / (2 * len(self.drifts))))
         margin = _NEGLIGIBLE + bound * self.errors
         found = np.where(np.isnan(self.ratios), "", "ok").astype("<U10")
