@@ -26,6 +26,8 @@ _UNLIKELY = 3.3
 _SKEW = 10.0
 # Particles per dimension from which on tails are tested.
 _MANY = 5
+# Standard errors of a correlation between two places of a particle that are no chance.
+_REMEMBERED = 2.0
 
 
 class Axes(NamedTuple):
@@ -77,22 +79,58 @@ def scaled(moments: Moments, factor: Any) -> Moments:
     return jax.tree_util.tree_map(lambda a: (factor * a).astype(a.dtype), moments)
 
 
+class Moved(NamedTuple):
+    """How far each direction has moved from one time to another: 0 for not at all, 1 for anew.
+
+    ``framed``: along the axes of the frame. ``own``: the coordinates themselves.
+    """
+
+    framed: Float[Array, " d"]
+    own: Float[Array, " d"]
+
+    @classmethod
+    def between(
+        cls, frame: AbstractGaussianFrame, start: Float[Array, "n d"], end: Float[Array, "n d"]
+    ) -> "Moved":
+        """From the start to the end of a window."""
+        moved, tiny = end - start, jnp.finfo(end.dtype).tiny
+        own = jnp.mean(moved**2, axis=0) / (2 * jnp.var(end, axis=0) + tiny)
+        framed = jnp.mean(frame.shrink(moved) ** 2, axis=0)
+        framed = framed / (2 * jnp.var(frame.enter(end), axis=0) + tiny)
+        return cls(framed, own)
+
+    @property
+    def least(self) -> Float[Array, ""]:
+        """How far the slowest direction has moved."""
+        return jnp.minimum(jnp.min(self.framed), jnp.min(self.own))
+
+
 class Drift(NamedTuple):
     """The outcome of a comparison.
 
-    ``drift``: the largest change in standard errors, less what the largest of so many would be by
-    chance. ``changes``: the larger change, of mean and variance, of every coordinate.
+    ``drift``: the largest change in standard errors, less what would be chance. ``changes``: the
+    larger change, of mean and variance, of every coordinate.
     """
 
     drift: Float[Array, ""]
     changes: Float[Array, " d"]
 
 
-def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) -> Drift:
+def compared(
+    axes: Axes,
+    before: Moments,
+    after: Moments,
+    strict: bool = False,
+    moved: Moved | None = None,
+) -> Drift:
     """Compare the mean moments of every particle before and after.
 
     ``strict`` takes the moments before as exact. As a sample of n independent draws they have an
     error of their own; particles that claim to be better than that have to show it.
+
+    ``moved``: how far each direction has moved in between. Those that move slowly are where a
+    moment can be on its way, so they get most of the chance of a false alarm. Of d directions of
+    which one is slow, that one is tested almost as if it were alone.
     """
     frame = axes.frame
 
@@ -105,13 +143,20 @@ def compared(axes: Axes, before: Moments, after: Moments, strict: bool = False) 
     gaps = new - every(before)
     found = jnp.abs(_errors(gaps, new if strict else gaps)).reshape(3, -1)
     means, changes = found[0], jnp.maximum(found[1], found[2])
-    errors = jnp.concatenate([means, changes])
+    errors, slow = found.reshape(-1), jnp.zeros(0, found.dtype)
+    if moved is not None:
+        slow = jnp.concatenate([moved.framed, moved.own, moved.own])
     if before.crossed is not None and after.crossed is not None:
         # Half of the particles is a sample of its own, however exact all of them together are.
         crossed = after.crossed - before.crossed
         errors = jnp.concatenate([errors, jnp.abs(_errors(crossed, crossed))])
+        slow = slow if moved is None else jnp.concatenate([slow, moved.framed])
+    weights = jnp.full_like(errors, 1 / len(errors))
+    if moved is not None:
+        slow = jnp.clip(1 - slow - _REMEMBERED * len(gaps) ** -0.5, 0.0, 1.0)
+        weights = (weights + slow) / (1 + jnp.sum(slow))
     # The largest of that many normal errors, by chance.
-    drift = jnp.max(errors) - jnp.sqrt(2 * jnp.log(2.0 * (errors.shape[0] + changes.shape[0])))
+    drift = jnp.max(errors - jnp.sqrt(2 * jnp.log(2 / weights)))
     if isinstance(frame, DenseFrame):
         # Coordinates of the frame are uncorrelated, so small changes of all of them add up.
         drift = jnp.maximum(drift, _score(means) - _UNLIKELY + BOUND)
@@ -145,18 +190,6 @@ def _score(errors: Float[Array, " d"]) -> Float[Array, ""]:
     """The normal score of a sum of d squared normals (Wilson & Hilferty 1931)."""
     unit = 2 / (9 * errors.shape[0])
     return (jnp.mean(errors**2) ** (1 / 3) - (1 - unit)) / unit**0.5
-
-
-def mobility(
-    frame: AbstractGaussianFrame, start: Float[Array, "n d"], end: Float[Array, "n d"]
-) -> Float[Array, ""]:
-    """How far the slowest direction has moved: 0 for not at all, 1 for anew."""
-    moved = end - start
-    spread = 2 * jnp.var(end, axis=0) + jnp.finfo(end.dtype).tiny
-    own = jnp.mean(moved**2, axis=0) / spread
-    framed = jnp.mean(frame.shrink(moved) ** 2, axis=0)
-    framed = framed / (2 * jnp.var(frame.enter(end), axis=0) + jnp.finfo(end.dtype).tiny)
-    return jnp.minimum(jnp.min(own), jnp.min(framed))
 
 
 def tails_beyond(frame: AbstractGaussianFrame, place: Place) -> Float[Array, ""]:

@@ -23,6 +23,7 @@ from parvi.run.checkpoint import Saved
 from parvi.run.compile.ahead import Ahead, is_new
 from parvi.run.compile.policy import Plan
 from parvi.run.compile.programs import Context, Record, Stepper, begin, lowered, memory_like
+from parvi.run.coordinates import Coordinates
 from parvi.run.history import joined, record_of
 from parvi.run.initial import as_key, as_target
 from parvi.run.rounds import Rounds
@@ -31,6 +32,7 @@ from parvi.run.sharding import gathered, replicate, spread, spread_target
 from parvi.run.trees import as_arrays, as_tree
 from parvi.samplers.explore import AbstractExploration
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
+from parvi.samplers.straighten import Straighten
 from parvi.status import Status
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget
@@ -115,6 +117,7 @@ class Run:
         self._kept: dict[str, Place] = {}
         self.reports: dict[str, Any] = {}
         self.rounds: Rounds | None = None
+        self._coordinates = Coordinates(self.target)
         self._seen = self.target
         if by_rounds:
             self.rounds = Rounds(self.target, self.key, place.particles)
@@ -159,8 +162,8 @@ class Run:
 
     @property
     def particles(self) -> Float[Array, "n d"]:
-        """The current particles, flat and unconstrained."""
-        return self.carry.place.particles
+        """The current particles, flat and unconstrained, in the target's own coordinates."""
+        return self._coordinates.original(self.carry.place.particles)
 
     @property
     def memory(self) -> PyTree[Array]:
@@ -215,6 +218,8 @@ class Run:
             "round_began": self._round_began,
             "compile_seconds": self.compile_seconds,
         }
+        more, facts["straight"] = self._coordinates.state()
+        arrays |= more
         if self.rounds is not None:
             more, facts["rounds"] = self.rounds.state()
             arrays |= more
@@ -231,9 +236,13 @@ class Run:
         if self.rounds is not None:
             self.rounds.restore(arrays, facts["rounds"])
             self._seen = self.rounds.subset
+        if facts["straight"]:
+            self._coordinates.restore(arrays, place.particles.shape[1], place.particles.dtype)
+            self._seen = self._coordinates.seen
         reports: dict[str, Any] = {}
         done = {name: Status(value) for name, value in facts["done"].items()}
-        for stage in (stage for stage in self.sampler.stages if stage.name in done):
+        reporting = (s for s in self.sampler.stages if not isinstance(s.sampler, Straighten))
+        for stage in (stage for stage in reporting if stage.name in done):
             context = self._context(stage, reports)
             unread = self._is_large and context.sampler.asks_means_only
             like = memory_like(context, Place(place.particles, None, None) if unread else place)
@@ -329,6 +338,9 @@ class Run:
                 wanted = bool(_holds(stage.when, place, self._seen, self.key))
             if not wanted:
                 continue
+            if isinstance(stage.sampler, Straighten):
+                place = self._straightened(stage.name, stage.sampler, place)
+                continue
             if self._is_futile(stage, place):
                 break
             self._number, self._first = number, first
@@ -353,6 +365,19 @@ class Run:
             )
         self._end(place, first, ended)
 
+    def _straightened(self, name: str, by: Straighten, place: Place) -> Place:
+        """The place in the coordinates that the stage has found; the stage has run if it did."""
+        if self.rounds is not None or self._sharding is not None or self._is_large:
+            return place
+        place = self._read(place, held=True)
+        found = self._coordinates.changed(by, place, self._start)
+        if found is None:
+            return place
+        self._done[name] = Status.CONVERGED
+        place, self._start = found
+        self._seen = self._coordinates.seen
+        return place
+
     def _wait_for(self, stage: Stage) -> None:
         if self._ahead is not None:
             self._ahead.wait(stage.name)
@@ -367,6 +392,8 @@ class Run:
         done = {self.stage.name: Status.CONVERGED}
         for stage in self.sampler.stages[self._number + 1 :]:
             if stage.sampler.compares_densities and not self._is_comparable:
+                continue
+            if isinstance(stage.sampler, Straighten):
                 continue
             wanted = stage.when.known(shape, done)
             if wanted is None:

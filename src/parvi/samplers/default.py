@@ -49,6 +49,7 @@ from parvi.samplers.sequence import (
     TooFewToBend,
     Without,
 )
+from parvi.samplers.straighten import Straighten
 from parvi.samplers.temper import Temper
 from parvi.samplers.verify import Verify
 from parvi.samplers.weigh import Weigh
@@ -136,6 +137,10 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("balance", Balance(share=0.7), when=Both(tempered, Few())),
         Stage("temper longer", Temper(num_passes=12), when=After("balance", lost)),
         Stage("balance again", Balance(), when=After("temper longer")),
+        Stage("straighten", Straighten(), when=hill),
+        Stage("affine straight", affine(share=0.1, patience=2), when=After("straighten")),
+        Stage("straighten again", Straighten(), when=After("straighten")),
+        Stage("affine again", affine(share=0.1, patience=2), when=After("straighten again")),
         Stage("bend", bend, when=hill),
         Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
         Stage("settle", settle, when=tempered, back_to=("settle",)),

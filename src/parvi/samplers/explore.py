@@ -21,9 +21,9 @@ from parvi.geometry.drift import (
     BOUND,
     Axes,
     Moments,
+    Moved,
     added,
     compared,
-    mobility,
     scaled,
     tails_beyond,
 )
@@ -167,12 +167,12 @@ class AbstractExploration(AbstractSampler):
         first = self._num_before(memory.window)
         before = scaled(memory.before, 1 / jnp.maximum(first, 1))
         after = scaled(memory.after, 1 / (memory.window - first))
-        drift, changes = compared(memory.axes, before, after, strict)
+        moved = Moved.between(memory.axes.frame, memory.start, place.particles)
+        drift, changes = compared(memory.axes, before, after, strict, moved)
         # Where too few transitions were accepted, there is nothing to go by.
         made = memory.num_made >= memory.window
         drift = jnp.where(made, jnp.maximum(drift, self._tails(memory, place)), jnp.inf)
-        moved = mobility(memory.axes.frame, memory.start, place.particles)
-        rests = (drift <= BOUND) & (moved >= self.least_mobility)
+        rests = (drift <= BOUND) & (moved.least >= self.least_mobility)
         nothing = scaled(memory.before, 0.0)
         memory = memory._replace(
             axes=self._next_axes(memory, place),
@@ -186,7 +186,7 @@ class AbstractExploration(AbstractSampler):
             changes=changes,
         )
         ends = ~rests & (memory.num_windows >= self.num_windows)
-        return _Judged(memory, drift, moved, rests, ends)
+        return _Judged(memory, drift, moved.least, rests, ends)
 
     def _info(self, cloud, judged: _Judged, rate, gradients: Any = 0) -> Info:
         status = jnp.select(
@@ -227,7 +227,7 @@ class Explore(AbstractExploration):
     length: float = math.pi / 2
     window: int = 8
     num_windows: int = 6
-    least_mobility: float = 0.3
+    least_mobility: float = 0.5
     most_leapfrogs: int = 128
     stopping_rule: AbstractStoppingRule = Never()
     max_steps: int = 20_000

@@ -142,7 +142,8 @@ class Stage(eqx.Module):
     name
         The stage's name in the history.
     sampler
-        The sampler that moves the particles until it is done.
+        The sampler that moves the particles until it is done, or ``Straighten``, which changes the
+        coordinates in which later stages see them.
     when
         The condition under which the stage runs.
     back_to

@@ -1,0 +1,49 @@
+"""Straighten: a stage that changes the coordinates in which later stages see the target.
+
+It moves no particle. Where the scales or means of most coordinates follow a few others, as in
+funnels, hierarchies and bent ridges, a coupling is fitted to particles and scores
+(``geometry.straightening``). The target is closer to a Gaussian in its coordinates, so that flows
+and flights reach what they would miss.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from parvi.geometry.coupling import Coupling
+from parvi.geometry.straightening import straightened
+from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.status import Status
+from parvi.stopping import Never
+
+
+class Straighten(AbstractSampler):
+    """Changes the coordinates of a run, if that makes the particles more Gaussian.
+
+    In a ``Sequence`` the run asks it for a coupling between two stages, and the stage counts as run
+    only if there is one. It is left out for mini-batches, on a mesh, and for very many particles.
+    Alone it is a step that does nothing, as there is no later stage.
+    """
+
+    stopping_rule: AbstractStoppingRule = Never()
+    max_steps: int = 1
+
+    @property
+    def compares_densities(self):
+        return True
+
+    def coupling(
+        self, particles: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]
+    ) -> Coupling | None:
+        """The new coordinates, from particles and scores in the target's own; or None."""
+        return straightened(particles, scores)
+
+    def init(self, key, cloud):
+        return ()
+
+    def propose(self, key, cloud, memory):
+        return cloud, memory
+
+    def conclude(self, cloud, pending, arrived):
+        info = Info.of(cloud, jnp.full((), jnp.nan), status=Status.CONVERGED)
+        return jnp.zeros((), bool), pending, info

@@ -1,0 +1,157 @@
+"""Straightening: couplings against automatic differentiation, and funnels that become Gaussians."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import parvi
+from parvi.geometry.straightening import bentness, empty, fitted, seen, straightened
+from parvi.run.run import Run
+from parvi.samplers.default import affine
+from parvi.samplers.straighten import Straighten
+from parvi.stopping import exactly
+
+pytestmark = pytest.mark.xdist_group("straighten")
+NUM, GROUPS = 512, 8
+
+
+def hierarchy(x):
+    """y_j ~ N(theta_j, 1), theta_j ~ N(mu, tau), mu ~ N(0, 5), log tau ~ N(-0.5, 1)."""
+    y = jnp.asarray(np.linspace(-1.5, 2.0, GROUPS), x.dtype)
+    mu, log_tau, theta = x[0], x[1], x[2:]
+    groups = -0.5 * jnp.sum(((theta - mu) * jnp.exp(-log_tau)) ** 2) - GROUPS * log_tau
+    return groups - 0.5 * jnp.sum((y - theta) ** 2) - mu**2 / 50 - 0.5 * (log_tau + 0.5) ** 2
+
+
+def exact_draws(num=NUM, seed=0):
+    """Given log tau all others are Gaussian; log tau itself by its density on a grid."""
+    rng = np.random.default_rng(seed)
+    y, grid = np.linspace(-1.5, 2.0, GROUPS), np.linspace(-6, 4, 4001)
+    variance = np.exp(2 * grid) + 1
+    precision = GROUPS / variance + 1 / 25
+    mean = y.sum() / variance / precision
+    logs = -0.5 * GROUPS * np.log(variance) - 0.5 * np.sum(y**2) / variance
+    logs += 0.5 * precision * mean**2 - 0.5 * np.log(precision) - 0.5 * (grid + 0.5) ** 2
+    weights = np.exp(logs - logs.max())
+    rows = rng.choice(len(grid), size=num, p=weights / weights.sum())
+    mu = mean[rows] + rng.normal(size=num) / np.sqrt(precision[rows])
+    share = 1 / variance[rows]
+    centre = (share * mu)[:, None] + (1 - share)[:, None] * y
+    theta = centre + np.sqrt(1 - share)[:, None] * rng.normal(size=(num, GROUPS))
+    return np.column_stack([mu, grid[rows], theta])
+
+
+@pytest.fixture(scope="module")
+def draws():
+    x = exact_draws()
+    with jax.enable_x64(True):
+        scores = np.asarray(jax.vmap(jax.grad(hierarchy))(x))
+    return x, scores
+
+
+@pytest.mark.parametrize("leaders", [[1], [1, 0], [0, 4, 2]])
+def test_a_coupling_is_a_change_of_coordinates(draws, leaders):
+    x, scores = draws
+    with jax.enable_x64(True):
+        coupling = jax.tree.map(jnp.asarray, fitted(x, scores, leaders))
+        z = jax.vmap(coupling.enter)(x[:5])
+        # Solving with W loses a few digits of sixteen.
+        np.testing.assert_allclose(jax.vmap(coupling.leave)(z), x[:5], rtol=1e-9, atol=1e-9)
+        volumes = [np.linalg.slogdet(jax.jacfwd(coupling.leave)(row))[1] for row in z]
+        np.testing.assert_allclose(jax.vmap(coupling.log_volume)(z), volumes, rtol=1e-9)
+
+        def straight(z):
+            return hierarchy(coupling.leave(z)) + coupling.log_volume(z)
+
+        there = jax.vmap(coupling.entered)(x[:5], scores[:5])
+        np.testing.assert_allclose(there[1], jax.vmap(jax.grad(straight))(z), rtol=1e-7, atol=1e-7)
+        back = jax.vmap(coupling.left)(*there)
+        np.testing.assert_allclose(back[1], scores[:5], rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(np.asarray(z)[:, leaders], x[:5][:, leaders], rtol=1e-13)
+
+
+def test_the_scale_is_found_as_the_one_that_the_others_follow(draws):
+    x, scores = draws
+    with jax.enable_x64(True):
+        coupling = straightened(x, scores)
+        assert coupling is not None
+        assert coupling.leaders[0] == 1
+        # Fresh draws, which the fit has not seen. A Gaussian has 0, and 512 draws of one in ten
+        # dimensions less than 0.3 (the noise of two log determinants is d sqrt(2 / n) at most).
+        fresh = exact_draws(seed=1)
+        slopes = np.asarray(jax.vmap(jax.grad(hierarchy))(fresh))
+        assert bentness(fresh, slopes) > 2.0
+        assert abs(bentness(*seen(coupling, fresh, slopes))) < 0.5
+
+
+def test_a_gaussian_stays_as_it_is():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(NUM, 6)) @ rng.normal(size=(6, 6))
+    assert straightened(x, -x @ np.linalg.inv(np.cov(x.T))) is None
+
+
+def test_too_few_particles_are_left_alone(draws):
+    x, scores = draws
+    assert straightened(x[:40], scores[:40]) is None
+
+
+def test_nothing_changes_without_weights():
+    with jax.enable_x64(True):
+        x = jnp.arange(5.0)
+        np.testing.assert_array_equal(empty(5).leave(x), x)
+        assert empty(5).log_volume(x) == 0
+
+
+def straight_run(key=0):
+    start = jnp.asarray(np.random.default_rng(3).normal(size=(NUM, 2 + GROUPS)))
+    sequence = parvi.Sequence(
+        parvi.Stage("affine", affine(0.1, 2)),
+        parvi.Stage("straighten", Straighten()),
+        parvi.Stage("then", exactly(affine(0.1, 2), 6)),
+    )
+    return Run.begin(hierarchy, start, sequence, key)
+
+
+def test_a_run_goes_on_in_the_new_coordinates_and_shows_its_own():
+    with jax.enable_x64(True):
+        run = straight_run()
+        run.advance(200)
+        names = [name for name, _ in run.history]
+        assert "then" in names
+        z, x = np.asarray(run.carry.place.particles), np.asarray(run.particles)
+        assert not np.allclose(z, x)
+        # log p(x) + log |dx/dz| is what the run has seen at z.
+        values = np.asarray(jax.vmap(hierarchy)(x))
+        volumes = np.asarray(run.carry.place.log_densities) - values
+        coupling = run._seen.coupling
+        np.testing.assert_allclose(volumes, jax.vmap(coupling.log_volume)(z), rtol=1e-7, atol=1e-7)
+
+
+def test_a_checkpoint_has_the_coordinates():
+    with jax.enable_x64(True):
+        whole = straight_run()
+        whole.advance(200)
+        broken = straight_run()
+        while broken.stage.name != "then":
+            broken.advance(1)
+        broken.advance(2)
+        saved = broken.state()
+        assert saved.facts["straight"]
+        other = straight_run()
+        other.restore(saved)
+        other.advance(200)
+        np.testing.assert_array_equal(other.particles, whole.particles)
+
+
+def test_a_centred_hierarchy_comes_out_right():
+    start = np.random.default_rng(4).normal(size=(NUM, 2 + GROUPS))
+    result = parvi.sample(hierarchy, start, key=2)
+    assert result.status == parvi.Status.CONVERGED
+    assert "affine straight" in result.history["stage"]
+    truth = exact_draws(200_000, seed=5)
+    mean, sd = truth.mean(axis=0), truth.std(axis=0)
+    errors = (result.particles.mean(axis=0) - mean) / sd * NUM**0.5
+    # In units of the error of independent draws, whose root mean square is 1.
+    assert np.sqrt(np.mean(errors**2)) < 1.0
+    np.testing.assert_allclose(result.particles.std(axis=0) / sd, 1.0, atol=0.1)
