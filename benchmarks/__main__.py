@@ -25,7 +25,7 @@ NAMES = (
     "fronts",
 )
 # Those that run only the targets that are named.
-SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration")
+SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration", "wild")
 
 
 def main() -> None:

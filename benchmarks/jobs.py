@@ -12,6 +12,8 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jax.scipy.stats import norm
 
+from benchmarks import truths
+
 
 class Easier(NamedTuple):
     """Other coordinates u of the same model, in which chains mix: x as a function of u.
@@ -24,12 +26,16 @@ class Easier(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A log density and its dimension; ``copies`` are labellings that are equally likely."""
+    """A log density and its dimension; ``copies`` are labellings that are equally likely.
+
+    ``truth`` gives exact moments where they are known.
+    """
 
     log_density: Callable
     dim: int
     easier: Easier | None = None
     copies: int = 1
+    truth: Callable[[], truths.Moments] | None = None
 
 
 def _half_normal(log_scale, width=1.0):
@@ -55,7 +61,7 @@ def hierarchy(centred: bool, groups: int = 40, rows: int = 3, seed: int = 0) -> 
         return jnp.concatenate([u[:2], u[0] + jnp.exp(u[1]) * u[2:]])
 
     easier = Easier(leave, lambda u: groups * u[1]) if centred else None
-    return Job(log_density, 2 + groups, easier)
+    return Job(log_density, 2 + groups, easier, truth=lambda: truths.hierarchy(y, centred))
 
 
 def volatility(length: int, seed: int = 0) -> Job:
@@ -192,7 +198,8 @@ def brownian(length: int = 30, seed: int = 0) -> Job:
     def leave(u):
         return jnp.concatenate([u[:2], jnp.exp(u[0]) * jnp.cumsum(u[2:])])
 
-    return Job(log_density, 2 + length, Easier(leave, lambda u: length * u[0]))
+    easier = Easier(leave, lambda u: length * u[0])
+    return Job(log_density, 2 + length, easier, truth=lambda: truths.brownian(y, seen, length))
 
 
 def item_response(students: int = 400, questions: int = 100, seed: int = 0) -> Job:

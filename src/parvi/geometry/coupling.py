@@ -12,6 +12,8 @@ Sohl-Dickstein & Bengio (2017, equations 7 and 8) between mixed coordinates. Bot
 O(d^2), the volume O(d).
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -53,6 +55,14 @@ class Coupling(eqx.Module):
     unmix: Float[Array, "d d"]
     scales: Float[Array, "f d"]
     means: Float[Array, "m d"]
+
+    def astype(self, dtype: Any) -> "Coupling":
+        """The coupling as JAX's arrays, those of numbers in this dtype."""
+
+        def cast(leaf):
+            return jnp.asarray(leaf, leaf.dtype if leaf.dtype == jnp.int32 else dtype)
+
+        return jax.tree_util.tree_map(cast, self)
 
     def leave(self, z: Float[Array, " d"]) -> Float[Array, " d"]:
         """From these coordinates to x."""

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -48,7 +47,7 @@ class Coordinates:
         found = by.coupling(np.asarray(particles), np.asarray(scores))
         if found is None:
             return None
-        self._use(jax.tree_util.tree_map(lambda leaf: _cast(leaf, particles.dtype), found))
+        self._use(found.astype(particles.dtype))
         return _entered_place(self._coupling, Place(particles, scores, values)), _entered(
             self._coupling, start
         )
@@ -61,15 +60,10 @@ class Coordinates:
 
     def restore(self, arrays: dict[str, np.ndarray], dim: int, dtype: Any) -> None:
         """Take the coordinates of a checkpoint."""
-        like = jax.tree_util.tree_map(lambda leaf: _cast(leaf, dtype), empty(dim))
-        self._use(as_tree("coupling", arrays, like))
+        self._use(as_tree("coupling", arrays, empty(dim).astype(dtype)))
 
     def _use(self, coupling: Coupling) -> None:
         self._coupling, self.seen = coupling, Straight(self._target, coupling)
-
-
-def _cast(leaf, dtype):
-    return jnp.asarray(leaf, leaf.dtype if leaf.dtype == np.int32 else dtype)
 
 
 @quickly

@@ -100,6 +100,15 @@ class Either(AbstractCondition):
         return self.second.holds(cloud)
 
 
+class Not(AbstractKnownCondition):
+    """The stage runs if another known condition does not hold."""
+
+    other: AbstractCondition
+
+    def known(self, shape, done):
+        return not self.other.known(shape, done)
+
+
 class Without(AbstractKnownCondition):
     """The stage runs if ``After`` with the same arguments does not hold."""
 

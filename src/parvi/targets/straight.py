@@ -7,7 +7,7 @@ from parvi.geometry.coupling import Coupling
 from parvi.targets.target import AbstractTarget
 
 
-class _StraightDensity(eqx.Module):
+class StraightDensity(eqx.Module):
     """The log density of z, with the volume of the change to x."""
 
     log_density: LogDensity
@@ -49,10 +49,10 @@ class Straight(AbstractTarget):
         return self.target.is_fixed
 
     def at(self, key):
-        return _StraightDensity(self.target.at(key), self.coupling)
+        return StraightDensity(self.target.at(key), self.coupling)
 
     def full(self):
-        return _StraightDensity(self.target.full(), self.coupling)
+        return StraightDensity(self.target.full(), self.coupling)
 
     def laid_out(self, like):
         return Straight(self.target.laid_out(like), self.coupling)

@@ -7,14 +7,15 @@ import jax
 import numpy as np
 
 from parvi import constraints as kinds
+from parvi.geometry.coupling import Coupling
 from parvi.geometry.frame import DenseFrame
 from parvi.results.transport.chain import Chain, Stack
-from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted
+from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Coupled, Inverted
 from parvi.results.transport.transport import Transport
 from parvi.targets.flatten import Layout
 
 _PREFIX = "transport/"
-_KNOWN = {"Chain": Chain, "Stack": Stack, "Affine": Affine, "Inverted": Inverted, "Bent": Bent}
+_KNOWN = {"Chain", "Stack", "Affine", "Coupled", "Inverted", "Bent"}
 
 
 def as_arrays(transport: Transport) -> dict[str, np.ndarray]:
@@ -77,6 +78,8 @@ def _rebuilt(node: Any, numbers: Any) -> AbstractLayer:
         return Chain(tuple(_rebuilt(own, numbers) for own in inner))
     if kind == "Inverted":
         return Inverted(_rebuilt(inner[0], numbers))
+    if kind == "Coupled":
+        return Coupled(Coupling(*(next(numbers) for _ in dataclasses.fields(Coupling))))
     frame = DenseFrame(next(numbers), next(numbers), next(numbers))
     if kind == "Affine":
         return Affine(frame)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parvi.fields.pfg.functions import Parameters, RandomFeatures
+from parvi.geometry.coupling import Coupling
 from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame
 
 # Newton's steps of an inverse, and how often each of them is halved until it gains.
@@ -53,6 +54,21 @@ class Affine(AbstractLayer):
 
     def inverse(self, images):
         return self.frame.enter(images)
+
+
+class Coupled(AbstractLayer):
+    """From the coordinates of a coupling to the target's own."""
+
+    coupling: Coupling
+
+    def moved(self, points):
+        return self(points), jax.vmap(self.coupling.log_volume)(points)
+
+    def __call__(self, points):
+        return jax.vmap(self.coupling.leave)(points)
+
+    def inverse(self, images):
+        return jax.vmap(self.coupling.enter)(images)
 
 
 class Bent(AbstractLayer):

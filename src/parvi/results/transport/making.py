@@ -1,8 +1,10 @@
 """Makes the transport map of a run: a streamed one, one from flown particles, or one for each mode.
 
-A streamed map is tried first. If its weighted draws are worth little, Hamiltonian transitions make
-more particles, the same rounds take these to N(0, I), and whichever map gives particles that were
-held out the higher density is taken. If neither holds, there is no map, and that is said.
+A streamed map is tried first. Where a coupling straightens the target (``geometry.straightening``),
+it is made in its coordinates, and the coupling is its last layer. If its weighted draws are worth
+little, Hamiltonian transitions make more particles, the same rounds take these to N(0, I), and
+whichever map gives particles that were held out the higher density is taken. If neither holds,
+there is no map, and that is said.
 """
 
 from typing import Any
@@ -17,13 +19,16 @@ from parvi.evaluation import evaluate, quickly
 from parvi.geometry.bridge import bridge, hessian_axes
 from parvi.geometry.frame import DenseFrame, tells_covariance
 from parvi.geometry.peaks import climbed
+from parvi.geometry.straightening import straightened
 from parvi.kept import carefully
+from parvi.results.transport.chain import Chain
 from parvi.results.transport.fit import gaussianised, streamed
 from parvi.results.transport.importance import Importance
-from parvi.results.transport.layers import AbstractLayer
+from parvi.results.transport.layers import AbstractLayer, Coupled
 from parvi.results.transport.transport import Transport
 from parvi.run.run import Run
 from parvi.samplers.gather import Gather
+from parvi.targets.straight import StraightDensity
 from parvi.targets.target import AbstractTarget, Target
 
 # Draws by which maps are judged.
@@ -68,7 +73,7 @@ def transport_of(
             for k, own in enumerate(jax.random.split(key_first, len(weights)))
         ]
         return judged(transport(maps, weights), flat, key_second)
-    first = transport([streamed(density, _frame_of(jnp.asarray(flat)), key_first)[0]])
+    first = transport([_straight_and_streamed(density, jnp.asarray(flat), key_first)])
     found = first.importance(_NUM_DRAWS, key_second)
     if found and found.share >= _GOOD and _contradiction(first, found, flat) is None:
         return first
@@ -79,6 +84,18 @@ def transport_of(
     likelihoods = [float(np.median(each.log_prob_flat(held_out))) for each in (first, second)]
     better = first if not likelihoods[1] >= likelihoods[0] else second
     return judged(better, np.asarray(held_out), key_second)
+
+
+def _straight_and_streamed(density, flat: Float[Array, "n d"], key: Key[Array, ""]) -> Chain:
+    """The streamed map, in the coordinates of a coupling if there is one."""
+    scores = evaluate(density, flat)[1]
+    coupling = straightened(np.asarray(flat), np.asarray(scores))
+    if coupling is None:
+        return streamed(density, _frame_of(flat), key)[0]
+    last = Coupled(coupling.astype(flat.dtype))
+    straight = StraightDensity(density, last.coupling)
+    found = streamed(straight, _frame_of(_entered(last, flat)), key)[0]
+    return Chain((*found.layers, last))
 
 
 def judged(transport: Transport, flat: Float[np.ndarray, "n d"], key: Key[Array, ""]) -> Transport:
@@ -136,6 +153,7 @@ def _frame(density, flat, own) -> DenseFrame:
 
 
 _frame_of = quickly(DenseFrame.of)
+_entered = quickly(lambda layer, points: layer.inverse(points))
 _four = quickly(lambda key: tuple(jax.random.split(key, 4)))
 _bridge = quickly(bridge)
 _climbed, _hessian_axes = carefully(climbed), carefully(hessian_axes)
