@@ -86,7 +86,7 @@ with jax.enable_x64(True):
         # What is compiled with care takes long, so the last one goes no further than the flight.
         steps = 460 if plan.quick_steps > 460 else 320
         unbroken, chunked = (
-            Run.begin(banana().target, start, parvi.pfg(), plan=plan) for _ in range(2)
+            Run.begin(banana(turned=0.4).target, start, parvi.pfg(), plan=plan) for _ in range(2)
         )
         unbroken.advance(steps)
         while chunked.num_steps < steps and not chunked.is_done:
@@ -101,7 +101,7 @@ with jax.enable_x64(True):
 early = []
 with jax.enable_x64(True):
     for plan in (*plans, CAREFUL, None):
-        run = Run.begin(banana().target, start, parvi.pfg(), plan=plan)
+        run = Run.begin(banana(turned=0.4).target, start, parvi.pfg(), plan=plan)
         run.advance(8)
         early.append(np.asarray(run.particles))
 for other in early[1:]:

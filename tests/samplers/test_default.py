@@ -32,9 +32,13 @@ def stages(result):
     return list(dict.fromkeys(result.history["stage"].tolist()))
 
 
+# No coordinate of it is followed by the other, so no coupling makes a Gaussian of it.
+TURNED = zoo.banana(turned=0.4)
+
+
 @pytest.fixture(scope="module")
 def banana_run():
-    return parvi.sample(zoo.banana().target, start(2))
+    return parvi.sample(TURNED.target, start(2))
 
 
 @pytest.mark.parametrize(
@@ -59,10 +63,12 @@ def test_each_particle_is_worth_several_draws(exact, least):
 @pytest.mark.xdist_group("banana")
 def test_a_bent_target_flies_and_bends_again(banana_run):
     assert banana_run.status == parvi.Status.CONVERGED
-    first = ["affine", "scout", "weigh", "bend", "fly", "explore", "gather", "polish", "compare"]
-    assert [name.removesuffix(", undone") for name in stages(banana_run)] == first
+    first = ["affine", "scout", "bend", "fly", "explore", "gather", "polish", "compare"]
+    names = [name.removesuffix(", undone") for name in stages(banana_run)]
+    # Scouts that end far apart on the ridge are weighed first.
+    assert [name for name in names if name != "weigh"] == first
     assert (banana_run.history["stage"] == "fly").sum() == 320
-    truth = zoo.banana().draw(np.random.default_rng(1), 10_000)
+    truth = TURNED.draw(np.random.default_rng(1), 10_000)
     assert worth(banana_run.particles, truth) > 1.5
     # Every arrival is one gradient a particle, and the start one more; scouts are few, and a
     # comparison takes none.
@@ -74,7 +80,7 @@ def test_a_bent_target_flies_and_bends_again(banana_run):
 
 @pytest.mark.xdist_group("banana")
 def test_num_steps_is_a_maximum(banana_run):
-    few = parvi.sample(zoo.banana().target, start(2), num_steps=40)
+    few = parvi.sample(TURNED.target, start(2), num_steps=40)
     assert few.num_steps == 40
     assert few.status == parvi.Status.MAX_STEPS
     for name, column in few.history.items():

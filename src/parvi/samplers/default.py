@@ -9,14 +9,18 @@
    that covers all of them, with weights, and **balance** weighs every mode by itself. If the
    weights are not clearly more exact than those of independent draws, a longer path follows
    (**temper longer**, **balance again**).
-3. **bend** moves along random features, in rounds, until only the features' noise is left.
-4. If the Fisher information is far from a Gaussian's, the features miss part of the error:
+3. **straighten** looks for coordinates in which the particles are closer to a Gaussian. If it finds
+   some, all that follows happens there, beginning with **affine straight**; **straighten again**
+   fits them anew, and **affine again** follows.
+4. **bend** moves along random features, in rounds, until only the features' noise is left.
+5. If the Fisher information is far from a Gaussian's, the features miss part of the error:
    **fly** makes Hamiltonian transitions.
-5. **settle** bends after a path; **verify modes** tests each mode by itself.
-6. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
+6. **settle** bends after a path; **verify modes** tests each mode by itself.
+7. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
    are, the run has CONVERGED, and the particles are those from before the test. If not, and after
-   a flight, **explore** makes transitions until nothing drifts; a run that does not come to rest
-   ends as NOT_AT_REST. **gather** takes from further transitions the particles that sum them up,
+   a flight or in new coordinates, **explore** makes transitions until nothing drifts; a run that
+   does not come to rest ends as NOT_AT_REST. **straighten once more** and **explore again** follow
+   in coordinates that have been fitted to what was reached. **gather** takes from further transitions the particles that sum them up,
    **polish** bends once more, and **compare** asks whether the polished particles still have the
    moments of all places that were visited; if not, the polish is undone.
 """

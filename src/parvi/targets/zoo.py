@@ -1,5 +1,6 @@
 """Targets with exact draws, on which samplers are compared."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -39,15 +40,21 @@ def rotated_gaussian(dim: int, condition: float, seed: int = 0) -> Exact:
     return Exact(target, lambda rng, n: 1 + rng.normal(size=(n, dim)) @ factor.T)
 
 
-def banana(noise: float = 0.5) -> Exact:
-    """x1 ~ N(0, 1) and x2 | x1 ~ N(x1^2, noise^2)."""
+def banana(noise: float = 0.5, turned: float = 0.0) -> Exact:
+    """u1 ~ N(0, 1) and u2 | u1 ~ N(u1^2, noise^2), turned by an angle.
+
+    Unless it is turned, a coupling makes a Gaussian of it.
+    """
+    cos, sin = math.cos(turned), math.sin(turned)
 
     def log_density(x):
-        return -0.5 * x[0] ** 2 - 0.5 * ((x[1] - x[0] ** 2) / noise) ** 2
+        first, second = cos * x[0] + sin * x[1], cos * x[1] - sin * x[0]
+        return -0.5 * first**2 - 0.5 * ((second - first**2) / noise) ** 2
 
     def draw(rng, n):
         first = rng.normal(size=n)
-        return np.column_stack([first, first**2 + noise * rng.normal(size=n)])
+        second = first**2 + noise * rng.normal(size=n)
+        return np.column_stack([cos * first - sin * second, sin * first + cos * second])
 
     return Exact(Target(log_density, like=np.zeros(2)), draw)
 
