@@ -1,6 +1,7 @@
 """One BLAS thread in the tests, as in a run: two test processes would fight over the cores."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -22,3 +23,10 @@ import scipy.linalg  # noqa: F401  loads the OpenBLAS that JAX will call
 import threadpoolctl
 
 threadpoolctl.threadpool_limits(limits=1, user_api="blas")
+
+
+def pytest_collection_finish():
+    """What is imported stays: collections need not look at it after every few hundred objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)

@@ -133,16 +133,6 @@ def test_prints_nothing_unless_asked(capfd):
     assert "KL rate" in captured.err
 
 
-@pytest.fixture
-def interruptible():
-    """Python's own handlers: a shell ignores SIGINT in background jobs, and nohup SIGHUP."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, before)
-    signal.signal(signal.SIGHUP, hung_up)
-
-
 @pytest.fixture(params=[False, True], ids=["kept", "in place"])
 def in_place(request, monkeypatch):
     """Small particle sets as well as large ones, whose arrays are given away to each chunk."""
