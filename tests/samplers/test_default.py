@@ -32,9 +32,13 @@ def stages(result):
     return list(dict.fromkeys(result.history["stage"].tolist()))
 
 
+# One target, so that its tests share their programs.
+BANANA = zoo.banana()
+
+
 @pytest.fixture(scope="module")
 def banana_run():
-    return parvi.sample(zoo.banana().target, start(2))
+    return parvi.sample(BANANA.target, start(2))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +46,7 @@ def banana_run():
     [
         # A worth of 1 is that of independent draws; the funnel's varies from 1 to 3 between keys.
         pytest.param(zoo.funnel(), 0.8, marks=pytest.mark.slow),
-        (zoo.student_t(), 2.0),
+        pytest.param(zoo.student_t(), 2.0, marks=pytest.mark.slow),
         (zoo.rotated_gaussian(20, 1e4), 2.0),
     ],
     ids=["funnel", "Student-t", "ill-conditioned Gaussian"],
@@ -62,7 +66,7 @@ def test_a_bent_target_flies_and_bends_again(banana_run):
     first = ["affine", "scout", "weigh", "bend", "fly", "explore", "gather", "polish", "compare"]
     assert [name.removesuffix(", undone") for name in stages(banana_run)] == first
     assert (banana_run.history["stage"] == "fly").sum() == 320
-    truth = zoo.banana().draw(np.random.default_rng(1), 10_000)
+    truth = BANANA.draw(np.random.default_rng(1), 10_000)
     assert worth(banana_run.particles, truth) > 1.5
     # Every arrival is one gradient a particle, and the start one more; scouts are few, and a
     # comparison takes none.
@@ -74,7 +78,7 @@ def test_a_bent_target_flies_and_bends_again(banana_run):
 
 @pytest.mark.xdist_group("banana")
 def test_num_steps_is_a_maximum(banana_run):
-    few = parvi.sample(zoo.banana().target, start(2), num_steps=40)
+    few = parvi.sample(BANANA.target, start(2), num_steps=40)
     assert few.num_steps == 40
     assert few.status == parvi.Status.MAX_STEPS
     for name, column in few.history.items():
@@ -145,6 +149,7 @@ def test_separated_modes_get_their_weights(dim, means, weights):
     assert abs(result.log_evidence() - 0.5 * dim * np.log(2 * np.pi)) < 0.2
 
 
+@pytest.mark.slow
 def test_scouts_find_modes_that_the_cloud_has_lost():
     """All particles begin in one mode but for the few that scouts are taken from."""
     log_density, _ = unequal(3, [[-6], [6]], [0.5, 0.5])
@@ -184,6 +189,7 @@ def test_missing_tails_do_not_pass():
             assert least < found < most
 
 
+@pytest.mark.slow
 def test_a_state_space_with_fewer_particles_than_parameters():
     """A random walk of 300 steps: neighbours are correlated, and 128 particles cannot tell all."""
     dim = 300
