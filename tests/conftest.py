@@ -19,10 +19,28 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # XLA would say, on standard error, of every program that it finds that it found it.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
+import pytest
 import scipy.linalg  # noqa: F401  loads the OpenBLAS that JAX will call
 import threadpoolctl
 
 threadpoolctl.threadpool_limits(limits=1, user_api="blas")
+
+# Examples in docstrings that run the whole default on models which tests run too.
+SLOW_EXAMPLES = (
+    "parvi.calibration.calibrate.calibrate",
+    "parvi.estimators.linear.BayesianLinearRegression",
+    "parvi.estimators.logistic.BayesianLogisticRegression",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The tests of one file run in one process, where they share fixtures and programs."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

@@ -115,8 +115,19 @@ def discrepancy_of_its_definition(direction, slice_, square, particles, scores):
 
 
 # One pair may be met twice with an even number of particles.
-@pytest.mark.parametrize("num", [1, 2, 7, 8])
-@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize(
+    ("num", "rotated"),
+    [
+        (1, True),
+        (2, False),
+        (7, True),
+        (8, False),
+        *(
+            pytest.param(num, rotated, marks=pytest.mark.slow)
+            for num, rotated in ((1, False), (2, True), (7, False), (8, True))
+        ),
+    ],
+)
 def test_a_fit_is_that_of_automatic_differentiation(num, rotated):
     with jax.enable_x64(True):
         # Far from the origin, which must not matter.

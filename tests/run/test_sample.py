@@ -25,8 +25,16 @@ def begin(num=64, dim=3, dtype=np.float64):
     return np.random.default_rng(0).normal(size=(num, dim)).astype(dtype)
 
 
-@pytest.mark.parametrize("flag", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("dtype", "flag"),
+    [
+        (np.float32, True),
+        (np.float64, False),
+        # The global flag says the same.
+        pytest.param(np.float32, False, marks=pytest.mark.slow),
+        pytest.param(np.float64, True, marks=pytest.mark.slow),
+    ],
+)
 def test_numpy_dtype_is_the_dtype_of_the_run(dtype, flag):
     seen = set()
 

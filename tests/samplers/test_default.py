@@ -124,16 +124,12 @@ def unequal(dim, means, weights):
     return log_density, places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "means", "weights"),
     [
         (2, [[-3], [3]], [0.3, 0.7]),
-        pytest.param(
-            20,
-            [[4, 4], [-4, 4], [-4, -4], [4, -4]],
-            [0.55, 0.25, 0.15, 0.05],
-            marks=pytest.mark.slow,
-        ),
+        (20, [[4, 4], [-4, 4], [-4, -4], [4, -4]], [0.55, 0.25, 0.15, 0.05]),
     ],
     ids=["two", "four"],
 )
