@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import shutil
+import signal
 import tempfile
 
 # Before JAX. What one test process compiles the other finds, in a folder that goes with the run:
@@ -48,3 +49,13 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)
+
+
+@pytest.fixture
+def interruptible():
+    """Python's own handlers: a shell ignores SIGINT in background jobs, and nohup SIGHUP."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung_up)
