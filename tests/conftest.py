@@ -31,6 +31,8 @@ SLOW_EXAMPLES = (
     "parvi.calibration.calibrate.calibrate",
     "parvi.estimators.linear.BayesianLinearRegression",
     "parvi.estimators.logistic.BayesianLogisticRegression",
+    "parvi.estimators.poisson.BayesianPoissonRegression",
+    "parvi.samplers.default.pfg",
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import parvi
-from contract.members import ALL, BENDING, EQUIVARIANT
+from contract.members import ALL, BENDING, EQUIVARIANT, VARIANTS
 from parvi.cloud import Place
 from parvi.run.compile.programs import Context, begin, one_step
 from parvi.run.run import Run
@@ -16,9 +16,15 @@ from parvi.run.run import Run
 DIM = 4
 
 
-def grouped(names):
+def grouped(names, slow=()):
     """The tests of one sampler run in one process, where they share what was compiled."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+    return [
+        pytest.param(
+            name,
+            marks=[pytest.mark.xdist_group(name), *([pytest.mark.slow] if name in slow else [])],
+        )
+        for name in names
+    ]
 
 
 class Shape(NamedTuple):
@@ -134,9 +140,18 @@ def test_permuted_particles_give_permuted_particles(name):
     assert not np.allclose(one, other)
 
 
-@pytest.mark.parametrize("kind", ["one particle", "duplicates"])
 @pytest.mark.parametrize("name", grouped(ALL))
-def test_one_particle_and_duplicates_stay_finite(name, kind):
+def test_duplicates_stay_finite(name):
+    assert_finite(name, "duplicates")
+
+
+@pytest.mark.parametrize("name", grouped(ALL, VARIANTS))
+def test_one_particle_stays_finite(name):
+    """Another number of particles is another program."""
+    assert_finite(name, "one particle")
+
+
+def assert_finite(name, kind):
     particles = start(1) if kind == "one particle" else np.repeat(start(2), 4, axis=0)
     with jax.enable_x64(True):
         if kind == "one particle" and name in BENDING:

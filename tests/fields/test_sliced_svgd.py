@@ -166,8 +166,15 @@ def test_bandwidths_are_those_of_each_line_alone(num, over_log):
         np.testing.assert_allclose(squares, alone, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("coinciding", [9, 12])
+@pytest.mark.parametrize(
+    ("coinciding", "dtype"),
+    [
+        (9, np.float32),
+        (12, np.float64),
+        pytest.param(9, np.float64, marks=pytest.mark.slow),
+        pytest.param(12, np.float32, marks=pytest.mark.slow),
+    ],
+)
 def test_bandwidth_is_one_where_most_pairs_coincide(coinciding, dtype):
     with jax.enable_x64(dtype == np.float64):
         particles = np.array(make_cloud(12, 3, dtype).particles)
@@ -206,6 +213,7 @@ def test_learned_directions_are_unit_vectors_of_higher_discrepancy():
         assert rates[-1] < 1.2 * rates[0] < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("num", [1, 4])
 def test_one_particle_and_coinciding_particles_stay_finite(num, dtype):

@@ -144,7 +144,8 @@ def test_defaults_are_right_on_any_scale(ready, scale):
     np.testing.assert_allclose(result.particles.std(axis=0) / scale, SDS, rtol=0.15)
 
 
-@pytest.mark.parametrize("ready", [parvi.sgld, pytest.param(parvi.psgld, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld])
 def test_the_first_step_scales_with_the_rows(ready):
     """A hundred times the rows: steps a hundred (SGLD) or ten (pSGLD) times shorter at the end."""
 
