@@ -87,12 +87,15 @@ def test_many_particles_are_better_than_as_many_draws(small, exact):
     assert ours < 0.7 * np.mean(draws)
 
 
-def test_many_particles_are_the_same_program_as_few(monkeypatch):
+@pytest.mark.parametrize(
+    "sampler", [parvi.pfg(num_features=0), pytest.param(parvi.pfg(), marks=pytest.mark.slow)]
+)
+def test_many_particles_are_the_same_program_as_few(sampler, monkeypatch):
     """Whether scores are held changes rounding, and nothing else."""
     start = np.random.default_rng(0).normal(size=(400, 2))
-    one = parvi.sample(rotated_gaussian(2, 9.0).target, start)
+    one = parvi.sample(rotated_gaussian(2, 9.0).target, start, sampler=sampler)
     monkeypatch.setattr(parvi.run.run, "_LARGE", 1)
-    other = parvi.sample(rotated_gaussian(2, 9.0).target, start)
+    other = parvi.sample(rotated_gaussian(2, 9.0).target, start, sampler=sampler)
     assert one.history["stage"].tolist() == other.history["stage"].tolist()
     np.testing.assert_allclose(one.particles, other.particles, rtol=1e-6, atol=1e-6)
     # Scores that are not held are found once more for every fit.

@@ -171,7 +171,10 @@ def test_the_first_step_scales_with_the_rows(ready):
     assert ratio == pytest.approx(100**power, rel=0.25)
 
 
-@pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld, parvi.pfg_algorithm_1])
+@pytest.mark.parametrize(
+    "ready",
+    [parvi.sgld, parvi.psgld, pytest.param(parvi.pfg_algorithm_1, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_network_from_the_prior_stays_finite(ready, seed):
     """Scores of 1e5 and curvatures that differ by orders of magnitude between particles."""
