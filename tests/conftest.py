@@ -1,8 +1,10 @@
 """One BLAS thread in the tests, as in a run: two test processes would fight over the cores."""
 
 import atexit
+import gc
 import os
 import shutil
+import signal
 import tempfile
 
 # Before JAX. What one test process compiles the other finds, in a folder that goes with the run:
@@ -18,7 +20,44 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # XLA would say, on standard error, of every program that it finds that it found it.
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
+import pytest
 import scipy.linalg  # noqa: F401  loads the OpenBLAS that JAX will call
 import threadpoolctl
 
 threadpoolctl.threadpool_limits(limits=1, user_api="blas")
+
+# Examples in docstrings that run the whole default on models which tests run too.
+SLOW_EXAMPLES = (
+    "parvi.calibration.calibrate.calibrate",
+    "parvi.estimators.linear.BayesianLinearRegression",
+    "parvi.estimators.logistic.BayesianLogisticRegression",
+    "parvi.estimators.poisson.BayesianPoissonRegression",
+    "parvi.samplers.default.pfg",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """The tests of one file run in one process, where they share fixtures and programs."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish():
+    """What is imported stays: collections need not look at it after every few hundred objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 50)
+
+
+@pytest.fixture
+def interruptible():
+    """Python's own handlers: a shell ignores SIGINT in background jobs, and nohup SIGHUP."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung_up)

@@ -73,9 +73,8 @@ def test_not_finite_is_seen(small):
     assert Cloud.unread(log_density, x).finite
 
 
-@pytest.mark.parametrize(
-    "exact", [pytest.param(rotated_gaussian(DIM, 100.0), marks=pytest.mark.slow), student_t(DIM)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [rotated_gaussian(DIM, 100.0), student_t(DIM)])
 def test_many_particles_are_better_than_as_many_draws(small, exact):
     num = 600
     start = np.random.default_rng(0).normal(size=(num, DIM)).astype(np.float32) + 3
@@ -88,18 +87,22 @@ def test_many_particles_are_better_than_as_many_draws(small, exact):
     assert ours < 0.7 * np.mean(draws)
 
 
-def test_many_particles_are_the_same_program_as_few(monkeypatch):
+@pytest.mark.parametrize(
+    "sampler", [parvi.pfg(num_features=0), pytest.param(parvi.pfg(), marks=pytest.mark.slow)]
+)
+def test_many_particles_are_the_same_program_as_few(sampler, monkeypatch):
     """Whether scores are held changes rounding, and nothing else."""
     start = np.random.default_rng(0).normal(size=(400, 2))
-    one = parvi.sample(rotated_gaussian(2, 9.0).target, start)
+    one = parvi.sample(rotated_gaussian(2, 9.0).target, start, sampler=sampler)
     monkeypatch.setattr(parvi.run.run, "_LARGE", 1)
-    other = parvi.sample(rotated_gaussian(2, 9.0).target, start)
+    other = parvi.sample(rotated_gaussian(2, 9.0).target, start, sampler=sampler)
     assert one.history["stage"].tolist() == other.history["stage"].tolist()
     np.testing.assert_allclose(one.particles, other.particles, rtol=1e-6, atol=1e-6)
     # Scores that are not held are found once more for every fit.
     assert other.num_gradients > one.num_gradients
 
 
+@pytest.mark.slow
 def test_many_particles_can_fly(small):
     start = np.random.default_rng(0).normal(size=(420, 2)).astype(np.float32)
     result = parvi.sample(banana(turned=0.4).target, start, num_steps=600)

@@ -26,6 +26,7 @@ def _no_screen():
     pytest.importorskip("matplotlib").use("Agg")
 
 
+@pytest.mark.slow
 def test_the_first_page_runs(tmp_path):
     names = pages().run(DOCS / "index.md", tmp_path)
     assert names["result"].status == parvi.Status.CONVERGED

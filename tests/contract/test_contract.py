@@ -1,42 +1,69 @@
 """What every sampler keeps, whatever it does."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import parvi
-from contract.members import ALL, BENDING, EQUIVARIANT
+from contract.members import ALL, BENDING, EQUIVARIANT, VARIANTS
 from parvi.cloud import Place
 from parvi.run.compile.programs import Context, begin, one_step
 from parvi.run.run import Run
-from parvi.stopping import exactly
 
 DIM = 4
-DTYPES = (np.float32, np.float64)
 
 
-def grouped(names):
+def grouped(names, slow=()):
     """The tests of one sampler run in one process, where they share what was compiled."""
-    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+    return [
+        pytest.param(
+            name,
+            marks=[pytest.mark.xdist_group(name), *([pytest.mark.slow] if name in slow else [])],
+        )
+        for name in names
+    ]
 
 
-def log_density(x):
-    """A correlated, slightly non-Gaussian density."""
-    return -0.5 * jnp.sum(x**2) - 0.1 * (x[0] + x[1]) ** 2 - 0.01 * jnp.sum(x**4)
+class Shape(NamedTuple):
+    """Data of the target: where its mode is, how much it is bent, and where it becomes NaN."""
+
+    mode: float
+    bent: float
+    wall: float
+
+
+# A correlated, slightly non-Gaussian density, and one that is NaN before its mode is reached.
+OPEN, WALLED = Shape(0.0, 1.0, np.inf), Shape(20.0, 0.0, 3.0)
+
+
+class Counted:
+    """The log density of all tests, so that each sampler is compiled once for all of them."""
+
+    traces = 0
+
+    def __call__(self, x, shape):
+        self.traces += 1
+        bent = 0.1 * (x[0] + x[1]) ** 2 + 0.01 * jnp.sum(x**4)
+        value = -0.5 * jnp.sum((x - shape.mode) ** 2) - shape.bent * bent
+        return jnp.where(jnp.max(x) < shape.wall, value, jnp.nan)
+
+
+LOG_DENSITY = Counted()
 
 
 def start(num, dtype=np.float64, seed=0):
     return np.random.default_rng(seed).normal(size=(num, DIM)).astype(dtype)
 
 
-def target_like(dtype):
-    return parvi.Target(log_density, like=np.zeros(DIM, dtype))
+def target_like(dtype, shape=OPEN):
+    return parvi.Target(LOG_DENSITY, like=np.zeros(DIM, dtype), data=shape)
 
 
 def run_of(name, particles):
-    sampler = exactly(ALL[name], 1000)
-    return Run.begin(target_like(particles.dtype), jnp.asarray(particles), sampler)
+    return Run.begin(target_like(particles.dtype), jnp.asarray(particles), ALL[name])
 
 
 def assert_same_bits(one, other):
@@ -50,16 +77,8 @@ def _plain(array):
     return np.asarray(array)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", grouped(ALL))
-def test_carry_keeps_structure_shapes_and_dtypes(name, dtype):
-    """Traced, not run: what is computed is tested below and, in float32, in test_five_targets."""
-    with jax.enable_x64(dtype == np.float64):
-        rows = jax.ShapeDtypeStruct((8, DIM), dtype)
-        place = Place(rows, rows, jax.ShapeDtypeStruct((8,), dtype))
-        context = Context(jax.random.key(0), ALL[name], target_like(dtype), None)
-        before = jax.eval_shape(lambda p: begin(context, 0, p, 0), place)
-        after, _ = jax.eval_shape(lambda carry: one_step(context, carry), before)
+def assert_alike(before, after, dtype):
+    """The same structure, shapes and dtypes, and no float of another precision."""
     assert jax.tree.structure(before) == jax.tree.structure(after)
     floats = 0
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
@@ -71,10 +90,23 @@ def test_carry_keeps_structure_shapes_and_dtypes(name, dtype):
 
 
 @pytest.mark.parametrize("name", grouped(ALL))
+def test_carry_keeps_structure_shapes_and_dtypes_in_float32(name):
+    """Traced, not run: float64 is run below, and float32 in test_five_targets."""
+    with jax.enable_x64(False):
+        rows = jax.ShapeDtypeStruct((8, DIM), np.float32)
+        place = Place(rows, rows, jax.ShapeDtypeStruct((8,), np.float32))
+        context = Context(jax.random.key(0), ALL[name], target_like(np.float32), None)
+        before = jax.eval_shape(lambda p: begin(context, 0, p, 0), place)
+        after, _ = jax.eval_shape(lambda carry: one_step(context, carry), before)
+    assert_alike(before, after, np.float32)
+
+
+@pytest.mark.parametrize("name", grouped(ALL))
 def test_chunked_and_resumed_equal_unbroken_bitwise(name):
     with jax.enable_x64(True):
         particles = start(8)
         unbroken, chunked = run_of(name, particles), run_of(name, particles)
+        before = jax.eval_shape(lambda: unbroken.carry)
         unbroken.advance(7)
         for steps in (1, 2, 1):
             chunked.advance(steps)
@@ -85,6 +117,7 @@ def test_chunked_and_resumed_equal_unbroken_bitwise(name):
     assert np.isfinite(unbroken.particles).all()
     assert not np.array_equal(unbroken.particles, particles)
     assert_same_bits(unbroken.carry, chunked.carry)
+    assert_alike(before, unbroken.carry, np.float64)
 
 
 def _through_host(array):
@@ -107,9 +140,18 @@ def test_permuted_particles_give_permuted_particles(name):
     assert not np.allclose(one, other)
 
 
-@pytest.mark.parametrize("kind", ["one particle", "duplicates"])
 @pytest.mark.parametrize("name", grouped(ALL))
-def test_one_particle_and_duplicates_stay_finite(name, kind):
+def test_duplicates_stay_finite(name):
+    assert_finite(name, "duplicates")
+
+
+@pytest.mark.parametrize("name", grouped(ALL, VARIANTS))
+def test_one_particle_stays_finite(name):
+    """Another number of particles is another program."""
+    assert_finite(name, "one particle")
+
+
+def assert_finite(name, kind):
     particles = start(1) if kind == "one particle" else np.repeat(start(2), 4, axis=0)
     with jax.enable_x64(True):
         if kind == "one particle" and name in BENDING:
@@ -130,21 +172,21 @@ def test_one_particle_and_duplicates_stay_finite(name, kind):
 @pytest.mark.parametrize("name", grouped(ALL))
 def test_nan_leaves_the_last_good_particles_and_a_second_run_traces_nothing(name):
     """The density is NaN beyond a wall that the mode lies behind."""
-    traces = 0
-
-    def walled(x):
-        nonlocal traces
-        traces += 1
-        return jnp.where(jnp.max(x) < 3.0, -0.5 * jnp.sum((x - 20.0) ** 2), jnp.nan)
 
     def run(num_steps):
-        return parvi.sample(walled, start(8), sampler=ALL[name], num_steps=num_steps, throw=False)
+        return parvi.sample(
+            target_like(np.float64, WALLED),
+            start(8),
+            sampler=ALL[name],
+            num_steps=num_steps,
+            throw=False,
+        )
 
     result = run(200)
     assert np.isfinite(result.particles).all()
     assert (result.particles.max(axis=1) < 3.0).all()
     assert np.isfinite(result.log_density).all()
-    after_first = traces
+    after_first = LOG_DENSITY.traces
     assert after_first > 0
     assert run(3).num_steps <= 3
-    assert traces == after_first
+    assert LOG_DENSITY.traces == after_first

@@ -25,9 +25,7 @@ QUICK = {
     "check_estimator_cloneable",
     "check_estimator_repr",
     "check_estimator_tags_renamed",
-    "check_sample_weights_shape",
     "check_sample_weight_equivalence_on_dense_data",
-    "check_n_features_in",
     "check_estimators_unfitted",
 }
 

@@ -109,7 +109,9 @@ def test_the_marginal_prior_is_the_integral_over_its_scale():
     np.testing.assert_allclose(np.mean(drawn**2), expected, rtol=0.02)
 
 
-@pytest.mark.parametrize("classes", [["no", "yes"], ["a", "b", "c"]])
+@pytest.mark.parametrize(
+    "classes", [pytest.param(["no", "yes"], marks=pytest.mark.slow), ["a", "b", "c"]]
+)
 def test_logistic_regression_predicts_as_scikit_learn_with_much_data(classes):
     x, rng = rows(1000)
     z = (x - x.mean(axis=0)) / x.std(axis=0)

@@ -102,6 +102,7 @@ def test_an_altered_file_is_refused(copy):
         datasets.load("german")
 
 
+@pytest.mark.slow
 def test_another_gzip_header_is_no_alteration(copy):
     path = copy("covertype")
     with gzip.open(path) as handle:

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 import parvi
@@ -24,6 +25,7 @@ def test_quality_of_independent_draws_is_one_on_average():
     assert shifted.energy_ratio > 10
 
 
+@pytest.mark.slow
 def test_pfg_beats_independent_draws_and_svgd_collapses(tmp_path):
     """A small version of ``parvi demo``; 600 NUTS draws are enough to tell factors of two."""
     done = demo.demonstrate(num_particles=256, num_truth=1200)

@@ -117,7 +117,17 @@ def test_settings_are_all_different(tmp_path):
             assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("name", sorted(reproduce.EXPERIMENTS))
+# The experiments that take a few seconds; the others differ in what they run, not in how.
+SHORT = {"energy", "time"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in SHORT else pytest.mark.slow)
+        for name in sorted(reproduce.EXPERIMENTS)
+    ],
+)
 def test_quick(name, tmp_path):
     missing = cells.progress(reproduce.EXPERIMENTS[name], tmp_path, quick=True).missing
     if missing or (reproduce.EXPERIMENTS[name].datasets and not os.environ.get("PARVI_DATA")):

@@ -203,8 +203,15 @@ def test_bandwidth_is_one_where_most_pairs_coincide(dtype, shift, coinciding):
         assert np.all(np.isfinite(fit.values))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(
+    ("k", "dtype"),
+    [
+        (1, np.float32),
+        (3, np.float64),
+        pytest.param(1, np.float64, marks=pytest.mark.slow),
+        pytest.param(3, np.float32, marks=pytest.mark.slow),
+    ],
+)
 def test_projectors_stay_orthonormal_through_50_steps(k, dtype):
     with jax.enable_x64(dtype == np.float64):
         cloud = make_cloud(20, 6, dtype)
@@ -265,6 +272,7 @@ def test_number_of_projectors_is_that_of_the_paper(dim, k, shape):
     assert memory.projectors.shape == shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("num", [1, 4])
 def test_one_particle_and_coinciding_particles_stay_finite(num, dtype):

@@ -124,7 +124,7 @@ def test_linear_inverse_problem():
 def test_without_a_prior_it_is_right_or_refuses():
     """N((1, -1), diag(1, 4)): against a prior N(0, I) the first coordinate looks uninformed."""
     mean, sds = np.array([1.0, -1.0]), np.array([1.0, 2.0])
-    start = np.random.default_rng(0).normal(size=(256, 2))
+    start = np.random.default_rng(0).normal(size=(128, 2))
 
     def log_density(x):
         return -0.5 * jnp.sum(((x - mean) / sds) ** 2)

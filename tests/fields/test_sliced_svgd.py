@@ -115,8 +115,19 @@ def discrepancy_of_its_definition(direction, slice_, square, particles, scores):
 
 
 # One pair may be met twice with an even number of particles.
-@pytest.mark.parametrize("num", [1, 2, 7, 8])
-@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize(
+    ("num", "rotated"),
+    [
+        (1, True),
+        (2, False),
+        (7, True),
+        (8, False),
+        *(
+            pytest.param(num, rotated, marks=pytest.mark.slow)
+            for num, rotated in ((1, False), (2, True), (7, False), (8, True))
+        ),
+    ],
+)
 def test_a_fit_is_that_of_automatic_differentiation(num, rotated):
     with jax.enable_x64(True):
         # Far from the origin, which must not matter.
@@ -155,8 +166,15 @@ def test_bandwidths_are_those_of_each_line_alone(num, over_log):
         np.testing.assert_allclose(squares, alone, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("coinciding", [9, 12])
+@pytest.mark.parametrize(
+    ("coinciding", "dtype"),
+    [
+        (9, np.float32),
+        (12, np.float64),
+        pytest.param(9, np.float64, marks=pytest.mark.slow),
+        pytest.param(12, np.float32, marks=pytest.mark.slow),
+    ],
+)
 def test_bandwidth_is_one_where_most_pairs_coincide(coinciding, dtype):
     with jax.enable_x64(dtype == np.float64):
         particles = np.array(make_cloud(12, 3, dtype).particles)
@@ -195,6 +213,7 @@ def test_learned_directions_are_unit_vectors_of_higher_discrepancy():
         assert rates[-1] < 1.2 * rates[0] < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("num", [1, 4])
 def test_one_particle_and_coinciding_particles_stay_finite(num, dtype):

@@ -1,5 +1,6 @@
 """A run with checkpoints, in a process of its own that a test kills."""
 
+import functools
 import pathlib
 import sys
 
@@ -15,7 +16,9 @@ KINDS = ("banana", "modes", "svgd", "rows")
 MESH = "mesh"
 
 
+@functools.cache
 def problem(kind):
+    """The same objects every time, so that runs share their programs."""
     rng = np.random.default_rng(0)
     if kind == "rows":
         features = rng.normal(size=(4000, 3)).astype(np.float32)

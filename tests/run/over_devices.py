@@ -1,7 +1,7 @@
 """Run by test_mesh.py in processes of their own: the number of devices is fixed at start-up.
 
-python over_devices.py devices FILE            eight devices of one process
-python over_devices.py process FILE PORT I N   process I of N, one device each
+python over_devices.py devices FILE NAME...          eight devices of one process
+python over_devices.py process FILE PORT STEPS I N   process I of N, one device each
 """
 
 import collections
@@ -90,14 +90,18 @@ def one(name, sampler, steps, target, mesh):
     return results
 
 
-def devices(path):
+def devices(path, *names):
+    """The runs with these names, and what a number that cannot be divided is told."""
     mesh = jax.make_mesh((8,), ("particles",))
     both = jax.make_mesh((4, 2), ("particles", "rows"))
     target = logistic_regression(*posterior())
     results = {}
     for name, (sampler, steps) in SAMPLERS.items():
-        results |= one(name, sampler, steps, target, mesh)
+        if name in names:
+            results |= one(name, sampler, steps, target, mesh)
     for batch_size in (ROWS, 16):
+        if f"rows {batch_size}" not in names:
+            continue
         rows = rows_target(batch_size)
         settings = {"sampler": parvi.pfg_algorithm_1(0.05), "num_steps": 10}
         alone = parvi.sample(rows, begin(), **settings).particles
@@ -113,15 +117,17 @@ def devices(path):
     jax.clear_caches()
     evaluation._CPU_BYTES = NUM // 4 * ROWS * 4
     assert evaluation.num_blocks(NUM, ROWS, 4) == 4
-    results |= one("blocks", MOVES, 40, target, mesh)
+    if "blocks" in names:
+        results |= one("blocks", MOVES, 40, target, mesh)
     # The same sampler, as if this were very many particles.
     jax.clear_caches()
     parvi.cloud.BLOCK, runs._LARGE = 128, 1
-    results |= one("unread", MOVES, 30, target, mesh)
+    if "unread" in names:
+        results |= one("unread", MOVES, 30, target, mesh)
     np.savez(path, **results)
 
 
-def process(path, port, number, processes):
+def process(path, port, steps, number, processes):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", int(processes), int(number))
     assert jax.process_count() == int(processes)
@@ -129,7 +135,7 @@ def process(path, port, number, processes):
     target = logistic_regression(*posterior())
     with pytest.raises(ValueError, match="runs of one process"):
         parvi.sample(target, begin(), mesh=mesh, checkpoint=f"{path}.checkpoint")
-    run = parvi.sample(target, begin(), num_steps=40, mesh=mesh)
+    run = parvi.sample(target, begin(), num_steps=int(steps), mesh=mesh)
     np.savez(path, particles=run.particles, kl_rate=run.history["kl_rate"])
 
 

@@ -5,6 +5,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import parvi
 from parvi.run.compile import ahead
@@ -15,6 +16,7 @@ def start():
     return np.random.default_rng(0).normal(size=(96, 2)).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_the_same_bits_with_and_without(monkeypatch):
     def log_density(x):
         return -0.5 * jnp.sum((x - 1) ** 2) - 0.1 * jnp.sum(x**4)

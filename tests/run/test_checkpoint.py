@@ -51,7 +51,12 @@ def begun(kind):
         return Run.begin(target, start, settings.get("sampler", parvi.pfg()), key=3)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, marks=pytest.mark.slow if kind == "modes" else ()) for kind in KINDS
+    ],
+)
 def whole(request):
     run = begun(request.param)
     limit = 200 if request.param in ("rows", "svgd") else 10_000
@@ -60,7 +65,10 @@ def whole(request):
     return request.param, limit, run
 
 
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.9])
+@pytest.mark.parametrize(
+    "share",
+    [pytest.param(0.05, marks=pytest.mark.slow), 0.5, pytest.param(0.9, marks=pytest.mark.slow)],
+)
 def test_the_state_is_all_that_is_needed(whole, share, tmp_path):
     """Through a file, and into a run that knows nothing but target, sampler and key."""
     kind, limit, expected = whole
@@ -104,9 +112,19 @@ def test_rounds_of_subsets_go_on(monkeypatch, tmp_path):
     np.testing.assert_array_equal(second.particles, expected.particles)
 
 
-def test_a_killed_run_goes_on(tmp_path):
-    unbroken = finished("banana", "-", tmp_path / "unbroken.npz")
-    killed_and_resumed(tmp_path, "banana", unbroken, [5.0], signal.SIGKILL)
+@pytest.mark.parametrize("kind", ["svgd", pytest.param("banana", marks=pytest.mark.slow)])
+def test_a_killed_run_goes_on(kind, tmp_path):
+    folder, output = tmp_path / "run", tmp_path / "killed.npz"
+    process = child(kind, folder, output)
+    while not (folder / "checkpoint.npz").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=600)
+    assert process.returncode == -signal.SIGKILL
+    assert not output.exists()
+    unbroken = finished(kind, "-", tmp_path / "unbroken.npz")
+    same(finished(kind, folder, output), unbroken)
 
 
 def killed_and_resumed(tmp_path, kind, unbroken, delays, number):

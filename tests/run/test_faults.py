@@ -89,6 +89,7 @@ def test_a_pool_gets_the_error_instead_of_hanging():
             waiting.get(timeout=120)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_always_raises():
     def press():
         time.sleep(0.3)
@@ -97,7 +98,8 @@ def test_an_interrupt_always_raises():
     thread = threading.Thread(target=press)
     thread.start()
     with pytest.raises(SamplingInterrupted) as caught:
-        quick(num_steps=10**7, throw=False)
+        # Seconds of work, so that a signal that is lost fails the test and does not hang it.
+        quick(num_steps=100_000, throw=False)
     thread.join()
     assert caught.value.result.status == parvi.Status.INTERRUPTED
 
@@ -138,6 +140,7 @@ def test_callbacks_in_both_precisions(dtype):
     assert not jax.config.read("jax_enable_x64")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_early_interrupt_has_a_result_too():
     sent = []
 

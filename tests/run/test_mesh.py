@@ -5,7 +5,6 @@ import pathlib
 import socket
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -35,59 +34,79 @@ def finish(processes):
         assert process.returncode == 0, output
 
 
-@pytest.fixture(scope="module")
-def eight(tmp_path_factory):
-    """Made by one test process; another one waits for it."""
-    path = tmp_path_factory.getbasetemp().parent / "eight.npz"
-    try:
-        path.with_suffix(".begun").touch(exist_ok=False)
-    except FileExistsError:
-        for _ in range(600):
-            if path.exists():
-                break
-            time.sleep(1)
-    else:
-        made = path.with_suffix(".made.npz")
-        finish([command("devices", made, devices=8)])
-        made.replace(path)
+# Those of the quick tests, and those that compile more: the whole default, or the same once more.
+FEW = ("blocks", "rows 16")
+MORE = ("default", "default_diagonal", "algorithm_1", "svgd", "unread", "rows 96")
+
+
+def made(folder, names):
+    path = folder / "eight.npz"
+    finish([command("devices", path, *names, devices=8)])
     return np.load(path)
 
 
-SHOWN = ["default", "default_diagonal", "algorithm_1", "blocks", "unread"]
-NAMES = [*SHOWN, "svgd", "rows 96", "rows 16"]
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("few"), FEW)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_same_particles(eight, name):
-    alone, spread = eight[f"{name} alone"], eight[f"{name} spread"]
+@pytest.fixture(scope="module")
+def more(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("more"), MORE)
+
+
+def assert_same_particles(runs, name):
+    alone, spread = runs[f"{name} alone"], runs[f"{name} spread"]
     assert alone.std() > 0.1
     # Sums in another order: rounding, and what the steps make of it.
     np.testing.assert_allclose(spread, alone, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_no_particles_are_sent(eight, name):
+def assert_no_particles_are_sent(runs, name):
     for operation in ("all-gather", "all-to-all", "collective-permute"):
-        assert f"{name} {operation}" not in eight
+        assert f"{name} {operation}" not in runs
     # Sums over the particles alone, at most the Gram matrix of affine and bent features.
-    sums = eight[f"{name} all-reduce"]
+    sums = runs[f"{name} all-reduce"]
     assert len(sums) > 0
     assert sums.max() <= (1 + DIM + NUM // 8) ** 2
 
 
-def test_uneven(eight):
-    message = str(eight["uneven"])
+@pytest.mark.parametrize("name", FEW)
+def test_same_particles(few, name):
+    assert_same_particles(few, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE)
+def test_same_particles_of_more(more, name):
+    assert_same_particles(more, name)
+
+
+def test_no_particles_are_sent(few):
+    assert_no_particles_are_sent(few, "blocks")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["default", "default_diagonal", "algorithm_1", "unread"])
+def test_no_particles_are_sent_of_more(more, name):
+    assert_no_particles_are_sent(more, name)
+
+
+def test_uneven(few):
+    message = str(few["uneven"])
     assert "100 particles" in message
     assert "8 devices" in message
     assert "96 or 104" in message
 
 
-def test_two_processes(tmp_path):
+# The first steps are affine; forty bend as well.
+@pytest.mark.parametrize("steps", [4, pytest.param(40, marks=pytest.mark.slow)])
+def test_two_processes(tmp_path, steps):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
     paths = [tmp_path / f"{i}.npz" for i in range(2)]
-    finish([command("process", path, port, i, 2) for i, path in enumerate(paths)])
+    finish([command("process", path, port, steps, i, 2) for i, path in enumerate(paths)])
     first, second = (np.load(path) for path in paths)
     np.testing.assert_array_equal(first["particles"], second["particles"])
 
@@ -100,5 +119,5 @@ def test_two_processes(tmp_path):
     # On several processes the stages that compare log densities are left out.
     stages = [s for s in parvi.pfg().stages if not s.sampler.compares_densities]
     sampler = parvi.Sequence(*stages)
-    alone = parvi.sample(target, over_devices.begin(), num_steps=40, sampler=sampler)
+    alone = parvi.sample(target, over_devices.begin(), num_steps=steps, sampler=sampler)
     np.testing.assert_allclose(first["particles"], alone.particles, rtol=1e-5, atol=2e-5)

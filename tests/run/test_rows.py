@@ -100,6 +100,7 @@ def test_subsets_where_all_rows_are_dear(dear, all_rows):
     assert not result.target.is_fixed
 
 
+@pytest.mark.slow
 def test_rounds_do_not_depend_on_chunks(dear):
     with jax.enable_x64(True):
         runs = [Run.begin(target(), start(), parvi.pfg()) for _ in range(2)]

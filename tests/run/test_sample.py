@@ -25,8 +25,16 @@ def begin(num=64, dim=3, dtype=np.float64):
     return np.random.default_rng(0).normal(size=(num, dim)).astype(dtype)
 
 
-@pytest.mark.parametrize("flag", [False, True])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("dtype", "flag"),
+    [
+        (np.float32, True),
+        (np.float64, False),
+        # The global flag says the same.
+        pytest.param(np.float32, False, marks=pytest.mark.slow),
+        pytest.param(np.float64, True, marks=pytest.mark.slow),
+    ],
+)
 def test_numpy_dtype_is_the_dtype_of_the_run(dtype, flag):
     seen = set()
 
@@ -131,16 +139,6 @@ def test_prints_nothing_unless_asked(capfd):
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "KL rate" in captured.err
-
-
-@pytest.fixture
-def interruptible():
-    """Python's own handlers: a shell ignores SIGINT in background jobs, and nohup SIGHUP."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGINT, before)
-    signal.signal(signal.SIGHUP, hung_up)
 
 
 @pytest.fixture(params=[False, True], ids=["kept", "in place"])

@@ -32,7 +32,8 @@ def stages(result):
     return list(dict.fromkeys(result.history["stage"].tolist()))
 
 
-# No coordinate of it is followed by the other, so no coupling makes a Gaussian of it.
+# No coordinate of it is followed by the other, so no coupling makes a Gaussian of it. It is one
+# target, so that its tests share their programs.
 TURNED = zoo.banana(turned=0.4)
 
 
@@ -46,7 +47,7 @@ def banana_run():
     [
         # A worth of 1 is that of independent draws; the funnel's varies from 1 to 3 between keys.
         pytest.param(zoo.funnel(), 0.8, marks=pytest.mark.slow),
-        (zoo.student_t(), 2.0),
+        pytest.param(zoo.student_t(), 2.0, marks=pytest.mark.slow),
         (zoo.rotated_gaussian(20, 1e4), 2.0),
     ],
     ids=["funnel", "Student-t", "ill-conditioned Gaussian"],
@@ -126,16 +127,12 @@ def unequal(dim, means, weights):
     return log_density, places
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dim", "means", "weights"),
     [
         (2, [[-3], [3]], [0.3, 0.7]),
-        pytest.param(
-            20,
-            [[4, 4], [-4, 4], [-4, -4], [4, -4]],
-            [0.55, 0.25, 0.15, 0.05],
-            marks=pytest.mark.slow,
-        ),
+        (20, [[4, 4], [-4, 4], [-4, -4], [4, -4]], [0.55, 0.25, 0.15, 0.05]),
     ],
     ids=["two", "four"],
 )
@@ -151,6 +148,7 @@ def test_separated_modes_get_their_weights(dim, means, weights):
     assert abs(result.log_evidence() - 0.5 * dim * np.log(2 * np.pi)) < 0.2
 
 
+@pytest.mark.slow
 def test_scouts_find_modes_that_the_cloud_has_lost():
     """All particles begin in one mode but for the few that scouts are taken from."""
     log_density, _ = unequal(3, [[-6], [6]], [0.5, 0.5])
@@ -190,6 +188,7 @@ def test_missing_tails_do_not_pass():
             assert least < found < most
 
 
+@pytest.mark.slow
 def test_a_state_space_with_fewer_particles_than_parameters():
     """A random walk of 300 steps: neighbours are correlated, and 128 particles cannot tell all."""
     dim = 300

@@ -104,7 +104,11 @@ def curve():
     return x, (np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=80)).astype(np.float32)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["the model's own start", "N(0, I)"])
+@pytest.mark.parametrize(
+    "own",
+    [pytest.param(True, marks=pytest.mark.slow), False],
+    ids=["the model's own start", "N(0, I)"],
+)
 def test_networks_of_few_particles_descend_and_fly(curve, own):
     target = network_regression(*curve, hidden=20, batch_size=80)
     dim = target.layout.dim

@@ -149,6 +149,7 @@ def test_adjusted_default_finds_the_target_acceptance_on_an_ill_conditioned_gaus
     np.testing.assert_allclose(ratio, 1.0, atol=4.5 * np.sqrt(2 / 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", [parvi.langevin, parvi.mala])
 @pytest.mark.parametrize("num", [1, 3])
 def test_one_particle_and_duplicates_stay_finite(ready, num):

@@ -182,6 +182,7 @@ def test_a_divergence_is_counted():
     assert np.isfinite(result.particles).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 3])
 def test_one_particle_and_duplicates_stay_finite(num):
     sampler = parvi.nuts(2, 5)

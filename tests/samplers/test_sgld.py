@@ -124,7 +124,10 @@ def test_nonsense_is_refused():
 MEAN, SDS = np.array([1.0, -1.0]), np.array([1.0, 2.0])
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e3])
+@pytest.mark.parametrize(
+    "scale",
+    [pytest.param(1.0, marks=pytest.mark.slow), 1e-3, pytest.param(1e3, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld])
 def test_defaults_are_right_on_any_scale(ready, scale):
     """Nothing is chosen, and the start is wider, narrower or elsewhere."""
@@ -141,6 +144,7 @@ def test_defaults_are_right_on_any_scale(ready, scale):
     np.testing.assert_allclose(result.particles.std(axis=0) / scale, SDS, rtol=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld])
 def test_the_first_step_scales_with_the_rows(ready):
     """A hundred times the rows: steps a hundred (SGLD) or ten (pSGLD) times shorter at the end."""
@@ -167,8 +171,11 @@ def test_the_first_step_scales_with_the_rows(ready):
     assert ratio == pytest.approx(100**power, rel=0.25)
 
 
-@pytest.mark.parametrize("ready", [parvi.sgld, parvi.psgld, parvi.pfg_algorithm_1])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    "ready",
+    [parvi.sgld, parvi.psgld, pytest.param(parvi.pfg_algorithm_1, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_network_from_the_prior_stays_finite(ready, seed):
     """Scores of 1e5 and curvatures that differ by orders of magnitude between particles."""
     rng = np.random.default_rng(seed)

@@ -112,6 +112,7 @@ def test_affine_network_has_the_divergence_of_its_jacobian():
         np.testing.assert_allclose(divergences, expected[1], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_keeps_the_last_good_particles():
     def log_density(x):
         # Walls that the first step of the generator crosses.

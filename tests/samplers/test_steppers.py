@@ -174,6 +174,7 @@ def test_line_search_walks_up_to_a_wall_of_nan_and_says_that_it_stalled():
     assert result.particles[:, 0].max() > 0.4
 
 
+@pytest.mark.slow
 def test_bad_start_does_not_explode():
     """1e4 standard deviations away, ten times too wide: the first steps are the dangerous ones."""
     init = 10 * begin(64) + 1e4

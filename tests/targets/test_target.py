@@ -31,7 +31,10 @@ def test_own_score_and_hessian_vector_product_are_used():
         parvi.Target(log_density, hessian_vector_product=lambda p, v: v)
 
 
-def test_score_makes_an_untraceable_gradient_usable():
+@pytest.mark.parametrize(
+    "sampler", [parvi.pfg(num_features=0), pytest.param(parvi.pfg(), marks=pytest.mark.slow)]
+)
+def test_score_makes_an_untraceable_gradient_usable(sampler):
     """A while_loop cannot be differentiated in reverse; with its score it can be sampled."""
 
     def log_density(x):
@@ -41,7 +44,8 @@ def test_score_makes_an_untraceable_gradient_usable():
     init = np.random.default_rng(0).normal(size=(64, 2))
     with pytest.raises(ValueError, match="score="):
         parvi.sample(log_density, init)
-    result = parvi.sample(parvi.Target(log_density, score=lambda x: 2.0 - x), init)
+    target = parvi.Target(log_density, score=lambda x: 2.0 - x)
+    result = parvi.sample(target, init, sampler=sampler)
     np.testing.assert_allclose(result.particles.mean(axis=0), 2.0, atol=1e-2)
 
 

@@ -41,8 +41,15 @@ def double():
 
 
 # More features than dimensions, and fewer: the determinant lemma is used in the smaller of both.
-@pytest.mark.parametrize(("dim", "num_features"), [(3, 7), (7, 3)])
-@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize(
+    ("dim", "num_features", "inverted"),
+    [
+        (3, 7, False),
+        (7, 3, True),
+        pytest.param(7, 3, False, marks=pytest.mark.slow),
+        pytest.param(3, 7, True, marks=pytest.mark.slow),
+    ],
+)
 def test_moves_determinants_and_inverses(dim, num_features, inverted):
     rng = np.random.default_rng(dim)
     layer = chain_of(rng, dim, num_features)

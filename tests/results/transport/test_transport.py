@@ -98,6 +98,7 @@ def test_works_under_transformations(bent):
     np.testing.assert_allclose(drawn, transport.draw(0, 3), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_particles_on_a_constrained_scale(tmp_path):
     """A gamma and a normal distribution: density on the user's scale, evidence, and the file."""
 
@@ -126,6 +127,16 @@ def test_particles_on_a_constrained_scale(tmp_path):
         loaded.transport.importance()
     again = loaded.transport.importance(4096, target=target)
     assert again.log_evidence == result.transport.importance(4096).log_evidence
+
+
+def test_a_saved_map(bent, tmp_path):
+    bent.save(tmp_path / "run.npz")
+    loaded = parvi.load(tmp_path / "run.npz")
+    np.testing.assert_array_equal(loaded.transport.draw(5, 4), bent.transport.draw(5, 4))
+    with pytest.raises(ValueError, match="does not hold the log density"):
+        loaded.transport.importance()
+    again = loaded.transport.importance(4096, target=bent.target)
+    assert again.log_evidence == bent.transport.importance(4096).log_evidence
 
 
 @pytest.mark.slow
