@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from parvi.geometry.frame import DenseFrame
+from parvi.geometry.straightening import fitted
 from parvi.results.transport.chain import Chain, Stack, sobol_normal
 from parvi.results.transport.importance import heavy_normal, log_heavy, log_normal
-from parvi.results.transport.layers import Affine, Bent, Inverted
+from parvi.results.transport.layers import Affine, Bent, Coupled, Inverted
 
 
 def frame_of(rng, dim):
@@ -62,6 +63,22 @@ def test_moves_determinants_and_inverses(dim, num_features, inverted):
     np.testing.assert_allclose(images, layer(points), rtol=1e-12)
     np.testing.assert_allclose(log_det, expected, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(layer.inverse(images), points, rtol=1e-10, atol=1e-10)
+
+
+def test_a_coupling_as_a_layer():
+    """A funnel of three: given the first, the others are Gaussian of that log scale."""
+    rng = np.random.default_rng(0)
+    first, rest = rng.normal(size=(200, 1)), rng.normal(size=(200, 2))
+    x = np.column_stack([first, np.exp(first) * rest])
+    slope = -first + np.sum(rest**2, axis=1, keepdims=True) - 2
+    coupling = fitted(x, np.column_stack([slope, -rest * np.exp(-first)]), [0])
+    layer = Chain((chain_of(rng, 3, 5), Coupled(coupling.astype(np.float64))))
+    points = jnp.asarray(rng.normal(size=(5, 3)))
+    jacobians = jax.vmap(jax.jacfwd(lambda x: layer(x[None])[0]))(points)
+    expected = np.linalg.slogdet(np.asarray(jacobians))[1]
+    images, log_det = layer.moved(points)
+    np.testing.assert_allclose(log_det, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(layer.inverse(images), points, rtol=1e-8, atol=1e-8)
 
 
 def density_of(layer):

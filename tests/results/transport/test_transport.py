@@ -15,6 +15,7 @@ from parvi.results.transport.layers import Affine
 from parvi.results.transport.making import judged
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import witnessed
+from parvi.targets import zoo
 
 pytestmark = pytest.mark.xdist_group("transport")
 
@@ -137,6 +138,26 @@ def test_a_saved_map(bent, tmp_path):
         loaded.transport.importance()
     again = loaded.transport.importance(4096, target=bent.target)
     assert again.log_evidence == bent.transport.importance(4096).log_evidence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    # All factors of both densities are normal: ten with one of sd 1.5, and two with one of 0.5.
+    ("target", "log_evidence"),
+    [
+        (zoo.funnel().target, 5 * np.log(2 * np.pi) + np.log(1.5)),
+        (zoo.banana().target, np.log(2 * np.pi) + np.log(0.5)),
+    ],
+    ids=["funnel", "banana"],
+)
+def test_what_is_straightened_has_a_map(target, log_evidence, tmp_path):
+    result = parvi.sample(target, start(target.layout.dim))
+    found = result.transport.importance(4096)
+    assert found.share > 0.8
+    assert abs(found.log_evidence - log_evidence) < 4 * found.standard_error
+    result.save(tmp_path / "run.npz")
+    loaded = parvi.load(tmp_path / "run.npz")
+    np.testing.assert_array_equal(loaded.transport.draw(5, 4), result.transport.draw(5, 4))
 
 
 @pytest.mark.slow
