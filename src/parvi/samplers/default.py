@@ -20,9 +20,10 @@
    are, the run has CONVERGED, and the particles are those from before the test. If not, and after
    a flight or in new coordinates, **explore** makes transitions until nothing drifts; a run that
    does not come to rest ends as NOT_AT_REST. **straighten once more** and **explore again** follow
-   in coordinates that have been fitted to what was reached. **gather** takes from further transitions the particles that sum them up,
-   **polish** bends once more, and **compare** asks whether the polished particles still have the
-   moments of all places that were visited; if not, the polish is undone.
+   in coordinates that have been fitted to what was reached. **gather** takes from further
+   transitions the particles that sum them up, **polish** bends once more, and **compare** asks
+   whether the polished particles still have the moments of all places that were visited; if not,
+   the polish is undone.
 """
 
 from parvi.fields.clipped import Clipped
