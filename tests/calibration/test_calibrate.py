@@ -51,6 +51,7 @@ def test_a_conjugate_model_passes():
     assert sum(found.statuses.values()) == 120
 
 
+@pytest.mark.slow
 def test_a_narrow_posterior_is_caught():
     found = calibrated(width=0.7)
     assert not found

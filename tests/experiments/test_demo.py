@@ -11,6 +11,7 @@ from parvi.experiments import demo
 from parvi.models.logistic import logistic_regression
 
 
+@pytest.mark.slow
 def test_quality_of_independent_draws_is_one_on_average():
     rng = np.random.default_rng(0)
     truth = rng.normal(size=(4000, 5)) * 3 + 1

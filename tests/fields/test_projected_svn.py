@@ -121,6 +121,7 @@ def test_linear_inverse_problem():
     np.testing.assert_allclose(outside(result.particles), outside(start), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_without_a_prior_it_is_right_or_refuses():
     """N((1, -1), diag(1, 4)): against a prior N(0, I) the first coordinate looks uninformed."""
     mean, sds = np.array([1.0, -1.0]), np.array([1.0, 2.0])

@@ -66,6 +66,7 @@ def test_standard_errors_come_from_the_passes_and_copies_are_named():
     assert "Modes 1 and 2 look like copies" in str(modes)
 
 
+@pytest.mark.slow
 def test_a_result_tells_its_modes(tmp_path):
     log_density, _ = mixture([[-4.0], [4.0]], [0.25, 0.75])
     result = parvi.sample(log_density, np.random.default_rng(0).normal(size=(256, 1)))

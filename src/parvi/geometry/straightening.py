@@ -45,9 +45,14 @@ _LEAST_GAIN = 1.0
 
 
 def straightened(
-    particles: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]
+    particles: Float[np.ndarray, "n d"],
+    scores: Float[np.ndarray, "n d"],
+    present: Coupling | None = None,
 ) -> Coupling | None:
-    """A coupling in which the particles are more Gaussian than they are in x, if there is one."""
+    """A coupling in which the particles are more Gaussian than they are in x, if there is one.
+
+    It must be better than the ``present`` one, too. Particles and scores are those in x.
+    """
     num, dim = particles.shape
     if dim < 2 or dim > _MOST_DIMENSIONS or num < _FEWEST * dim:
         return None
@@ -58,12 +63,12 @@ def straightened(
     # Scores of 1e200 are finite, but their squares are not.
     with np.errstate(all="ignore"):
         try:
-            return _judged(x, s)
+            return _judged(x, s, present)
         except np.linalg.LinAlgError:
             return None
 
 
-def _judged(x, s) -> Coupling | None:
+def _judged(x, s, present) -> Coupling | None:
     """The coupling by which one half of the particles makes the other more Gaussian."""
     candidates = _candidates(x, s)
     made, rest = (x[::2], s[::2]), (x[1::2], s[1::2])
@@ -80,7 +85,7 @@ def _judged(x, s) -> Coupling | None:
             break
         least = tried[best]
         leaders.append(best)
-    if not leaders:
+    if not leaders or (present is not None and not least < bentness(*seen(present, *rest))):
         return None
     return fitted(x, s, leaders)
 

@@ -44,7 +44,7 @@ class Coordinates:
         if self._coupling is not None:
             particles, scores, values = _left_place(self._coupling, place)
             start = _left(self._coupling, start)
-        found = by.coupling(np.asarray(particles), np.asarray(scores))
+        found = by.coupling(np.asarray(particles), np.asarray(scores), self._coupling)
         if found is None:
             return None
         self._use(found.astype(particles.dtype))

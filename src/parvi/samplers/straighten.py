@@ -33,10 +33,16 @@ class Straighten(AbstractSampler):
         return True
 
     def coupling(
-        self, particles: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]
+        self,
+        particles: Float[np.ndarray, "n d"],
+        scores: Float[np.ndarray, "n d"],
+        present: Coupling | None,
     ) -> Coupling | None:
-        """The new coordinates, from particles and scores in the target's own; or None."""
-        return straightened(particles, scores)
+        """The new coordinates, from particles and scores in the target's own.
+
+        None if there are none that are better than those of the present coupling.
+        """
+        return straightened(particles, scores, present)
 
     def init(self, key, cloud):
         return ()
