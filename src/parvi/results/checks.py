@@ -24,6 +24,7 @@ from parvi.fields.pfg.functions import RandomFeatures
 from parvi.geometry.clumps import separated
 from parvi.geometry.drift import BOUND
 from parvi.geometry.frame import InFrame, own_frame, tells_covariance
+from parvi.geometry.straightening import seen, straightened
 from parvi.results.metrics.kernel_stein import ksd_test
 from parvi.results.transport.witness import Witness
 from parvi.run.run import Run
@@ -152,12 +153,29 @@ def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None]:
     values, scores = evaluate(density, flat)
     place = Place(flat, scores, values)
     numbers, z, s = _stein_numbers(density, place)
+    if numbers.get("clumps", 0.0):
+        numbers["clumps"] = _straight_clumps(flat, scores)
     numbers["drift"], changes = (drift, None) if drift is not None else _drift(target, place)
     if tells_covariance(flat.shape):
         rows = np.linspace(0, len(z) - 1, min(len(z), _MAX_KERNEL)).astype(int)
         test = ksd_test(np.asarray(z)[rows], np.asarray(s)[rows], num_bootstrap=500)
         numbers["ksd_p"] = test.p_value
     return numbers, changes
+
+
+def _straight_clumps(flat, scores) -> float:
+    """Whether particles that look clumped still do in coordinates in which no ridge is bent."""
+    coupling = straightened(np.asarray(flat), np.asarray(scores))
+    if coupling is None:
+        return 1.0
+    x, s = seen(coupling, np.asarray(flat), np.asarray(scores))
+    return float(_clumps(jnp.asarray(x, flat.dtype), jnp.asarray(s, flat.dtype)))
+
+
+@quickly
+def _clumps(particles, scores):
+    frame = own_frame(particles)
+    return separated(frame.enter(particles), frame.pull(scores)).astype(particles.dtype)
 
 
 @quickly
