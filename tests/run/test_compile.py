@@ -110,7 +110,6 @@ print("agreed", len(ends), len(early))
 """
 
 
-@pytest.mark.slow
 def test_every_mode_runs_all_stages_chunked_bitwise():
     """The default at an n at which it bends. Between modes only rounding differs, at first."""
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
