@@ -28,7 +28,8 @@ from jaxtyping import Float
 from parvi.evaluation import quickly
 from parvi.geometry.coupling import SHARPNESS, Coupling
 
-# Fewest particles per dimension, most dimensions, and most particles that are looked at.
+# Fewest particles per dimension (a covariance is found from a quarter of them, which takes 1.5 a
+# dimension), most dimensions, and most particles that are looked at.
 _FEWEST, _MOST_DIMENSIONS, _MOST_PARTICLES = 6, 128, 8192
 # The sum of squares of the scores, in the particles' frame, that has to bend along a candidate; and
 # their number. Regressions have up to 0.3, hierarchies 0.5 to 1.5, the funnel 1.9.

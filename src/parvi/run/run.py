@@ -236,7 +236,8 @@ class Run:
         if self.rounds is not None:
             self.rounds.restore(arrays, facts["rounds"])
             self._seen = self.rounds.subset
-        if facts["straight"]:
+        # Checkpoints of plain samplers from before there were couplings have no such fact.
+        if facts.get("straight"):
             self._coordinates.restore(arrays, place.particles.shape[1], place.particles.dtype)
             self._seen = self._coordinates.seen
         reports: dict[str, Any] = {}

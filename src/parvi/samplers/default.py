@@ -53,7 +53,6 @@ from parvi.samplers.sequence import (
     Sequence,
     Stage,
     TooFewToBend,
-    Without,
 )
 from parvi.samplers.straighten import Straighten
 from parvi.samplers.temper import Temper
@@ -120,13 +119,13 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     bend, settle = Bend(num_features, patience=30), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
-    parted, alone = After("part", lost), Both(few, Without("part", lost))
-    hill, tempered = Both(bends, Without("temper")), After("temper")
+    parted, alone = After("part", lost), Both(few, Not(After("part", lost)))
+    hill, tempered = Both(bends, Not(After("temper"))), After("temper")
     # What was far from a Gaussian, in its own coordinates or in these, has tails that a few
     # transitions do not reach, so a short test would tell nothing.
     curved = Either(After("straighten"), After("fly"))
     unsure = Either(After("verify", lost), Both(hill, curved))
-    explored = Both(After("explore", Status.CONVERGED), Without("gather"))
+    explored = Both(After("explore", Status.CONVERGED), Not(After("gather")))
     rests = Either(After("gather", Status.CONVERGED), explored)
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.

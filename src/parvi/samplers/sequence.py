@@ -109,16 +109,6 @@ class Not(AbstractKnownCondition):
         return not self.other.known(shape, done)
 
 
-class Without(AbstractKnownCondition):
-    """The stage runs if ``After`` with the same arguments does not hold."""
-
-    name: str
-    ended: Status | None = None
-
-    def known(self, shape, done):
-        return not After(self.name, self.ended).known(shape, done)
-
-
 class FarFromGaussian(AbstractCondition):
     """The stage runs if the Fisher information in the particles' own frame is large.
 
