@@ -24,8 +24,8 @@ from parvi.models.from_stan import from_stan as from_stan
 from parvi.models.from_tfp import from_tfp as from_tfp
 from parvi.results import metrics as metrics
 from parvi.results import plots as plots
+from parvi.results.loading import load as load
 from parvi.results.result import Result as Result
-from parvi.results.result import load as load
 from parvi.samplers.default import pfg as pfg
 from parvi.samplers.flow import Flow as Flow
 from parvi.samplers.langevin import langevin as langevin

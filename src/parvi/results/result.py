@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
 from parvi.evaluation import evaluate
-from parvi.kept import carefully
 from parvi.results import arviz, checks, kept_findings, modes, storage
+from parvi.results.particles import constrained, flattened, log_densities
 from parvi.results.predict import predicted
 from parvi.results.report.words import Verdict, verdict_of
 from parvi.results.transport import files
@@ -21,28 +20,25 @@ from parvi.results.transport.making import flown, transport_of
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import Witness, witnessed
 from parvi.results.verdicts import Verdicts
+from parvi.run.history import columns_of
 from parvi.run.initial import as_key, as_target
 from parvi.run.surroundings import surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.path import Passes
 from parvi.status import Status
 from parvi.targets.dependent import Dependent, model_of
-from parvi.targets.flatten import Labels, Layout, names_of
-from parvi.targets.minibatch import MiniBatch
-from parvi.targets.target import AbstractTarget, Target
+from parvi.targets.flatten import Labels
+from parvi.targets.target import AbstractTarget
 
 if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
-# Limit on the rows of data times particles that are evaluated at once.
-_ROWS = 2_000_000
 # Share of effective draws from which on further particles come from the map.
 _GOOD_SHARE = 0.8
-# What is computed at first access and stays.
 _UNPICKLED = ("target", "settings", "transport", "importance", "passes", "balanced")
+# What is computed at first access and stays.
 _KEPT = ("log_density", "transport", "importance", "verdicts")
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class Timing(NamedTuple):
@@ -147,11 +143,11 @@ class Result:
         """Build a result from the end of a run."""
         layout = target.layout
         assert layout is not None
-        particles = _constrained(layout, flat)
+        particles = constrained(layout, flat)
         return cls(
             particles=jax.tree_util.tree_map(np.asarray, particles),
             status=status,
-            history=_history(history),
+            history=columns_of(history),
             names=layout.scalar_names(),
             sampler=_text_of(settings.sampler),
             key=str(settings.key),
@@ -179,7 +175,7 @@ class Result:
         assert self.target is not None
         with surrounded(self._dtype):
             arguments = self.particles if self.flat is None else self.flat
-            return np.asarray(_log_densities(self.target, arguments), self._dtype)
+            return np.asarray(log_densities(self.target, arguments), self._dtype)
 
     @property
     def _dtype(self) -> np.dtype:
@@ -216,20 +212,10 @@ class Result:
         effective sample size, which are made for chains and mean nothing here. A result from a file
         has the verdicts that were known when it was saved.
         """
-        from parvi.results.table import Summary
+        from parvi.results.table import summarised
 
-        matrix = self.matrix()
-        table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
-        for quantile in _QUANTILES:
-            table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
-        found = self.verdicts
-        if found is not None:
-            table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": found.words()}
-        modes = self.known_modes() if np.any(self._tempered) else None
-        if modes is not None and len(modes.weights) > 1:
-            for k in range(len(modes.weights)):
-                table[f"mode {k + 1}"] = matrix[modes.labels == k].mean(axis=0)
-        return Summary(table, index=self.names)
+        met = self.known_modes() if np.any(self._tempered) else None
+        return summarised(self.matrix(), self.names, self.verdicts, met)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:
@@ -334,36 +320,7 @@ class Result:
     def _flattened(self, target, method: str) -> tuple[AbstractTarget, Any, list[str]]:
         """The target with all its data, the flat and unconstrained particles, and their names."""
         target = self.target if target is None else target
-        if target is None:
-            raise ValueError(
-                f"A loaded result does not hold the log density: give it, result.{method}(target)."
-            )
-        target = as_target(target)
-        if self.flat is not None:
-            layout: Any = self._dependent(target)
-            flat: Any = jnp.asarray(self.flat)
-        else:
-            target = target.laid_out(_first_of(self.particles))
-            layout = target.layout
-            assert isinstance(layout, Layout)
-            flat = jax.vmap(layout.unconstrain)(self.particles)
-        if isinstance(target, MiniBatch):
-            # All the data, even if the steps of the run saw mini-batches.
-            target = target.whole()
-        elif not target.is_fixed:
-            target = Target(target.full(), like=np.zeros(layout.dim, self._dtype))
-        return target, flat, layout.flat_names()
-
-    def _dependent(self, target: AbstractTarget) -> Dependent:
-        """The layout of the model that these particles belong to."""
-        assert self.flat is not None
-        layout = target.layout
-        if not isinstance(layout, Dependent) or layout.dim != self.flat.shape[1]:
-            raise ValueError(
-                f"These particles belong to a model with {self.flat.shape[1]} unconstrained "
-                "numbers: give its target, for instance parvi.from_numpyro(model, ...)."
-            )
-        return layout
+        return flattened(target, self.particles, self.flat, method)
 
     @property
     def _drift(self) -> float | None:
@@ -452,7 +409,7 @@ class Result:
             # Every chain is visited alike, so that the last set may be cut anywhere.
             rows = visits.reshape(-1, visits.shape[-1])
             chosen = rows[np.arange(int(num)) * len(rows) // int(num)]
-            found = _constrained(target.layout, chosen)
+            found = constrained(target.layout, chosen)
             return jax.tree_util.tree_map(np.asarray, found)
 
     @property
@@ -581,47 +538,6 @@ class Result:
         )
 
 
-def load(path: Any, like: PyTree | None = None) -> Result:
-    """Read a result that ``Result.save`` wrote.
-
-    Parameters
-    ----------
-    path
-        Path of the file.
-    like
-        A particle of the wanted structure. It is needed only if the structure is not made of
-        dicts, lists and tuples.
-    """
-    particles, arrays, facts = storage.read(path, like)
-    try:
-        status = Status[facts["status"]]
-    except KeyError as error:
-        known = ", ".join(status.name for status in Status)
-        raise ValueError(
-            f"{path} has the unknown status {facts.get('status')!r}; this version of parvi knows "
-            f"{known}. It was written by a newer version or changed by hand: update parvi, or "
-            "read the arrays with numpy.load."
-        ) from error
-    prefix, layout = "history/", Layout.of(_first_of(particles))
-    labels = storage.labels_of(facts)
-    return Result(
-        particles=particles,
-        status=status,
-        history={n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)},
-        # In the order of the leaves as read: those of a user's class are in a dict.
-        names=names_of(layout.paths, layout.shapes, labels),
-        sampler=facts["sampler"],
-        key=facts["key"],
-        timing=Timing(facts["seconds"], facts["compile_seconds"]),
-        num_moved=facts["num_moved"],
-        saved_log_density=arrays["log_density"],
-        saved_transport=files.from_file(arrays, facts, _first_of(particles)),
-        saved_findings=kept_findings.from_record(arrays, facts.get("findings"), path),
-        flat=arrays.get("flat"),
-        labels=labels,
-    )
-
-
 # The last sampler and its text.
 _printed: list[tuple[Any, str]] = []
 
@@ -633,42 +549,3 @@ def _text_of(sampler: Any) -> str:
             return text
     _printed[:] = [(sampler, repr(sampler))]
     return _printed[0][1]
-
-
-def _first_of(particles: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
-    return jax.tree_util.tree_map(lambda leaf: leaf[0], particles)
-
-
-@carefully
-def _constrained(layout, flat):
-    return jax.vmap(layout.constrain)(flat)
-
-
-@carefully
-def _log_densities(target: AbstractTarget, particles):
-    """The user's log density of every particle, with all the data."""
-    # One particle at a time would be slow, and all at once would need much memory for large data.
-    num = len(jax.tree_util.tree_leaves(particles)[0])
-    at_once = max(1, min(256, num, _ROWS // target.num_rows))
-    return jax.lax.map(target.full().log_density, particles, batch_size=at_once)
-
-
-def _history(blocks: list) -> dict[str, np.ndarray]:
-    """One column for each quantity, NaN in stages that do not have it."""
-    if not blocks:
-        return {}
-    parts = []
-    for stage, record in blocks:
-        columns = record.info._asdict() | {"accepted": record.accepted}
-        columns |= columns.pop("extra")
-        del columns["status"]
-        columns["stage"] = np.full(len(record.accepted), stage)
-        parts.append(columns)
-    names = dict.fromkeys(name for columns in parts for name in columns)
-    return {name: np.concatenate([_column(name, part) for part in parts]) for name in names}
-
-
-def _column(name: str, columns: dict[str, np.ndarray]) -> np.ndarray:
-    if name in columns:
-        return columns[name]
-    return np.full(len(columns["accepted"]), np.nan, columns["kl_rate"].dtype)

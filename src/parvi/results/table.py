@@ -1,9 +1,30 @@
 """The table of ``result.summary()``: a data frame that prints all of its columns."""
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
+from parvi.results.modes import Modes
+from parvi.results.verdicts import Verdicts
+
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # Rows that are printed; pandas leaves out the middle of more.
 _MOST_ROWS = 60
+
+
+def summarised(
+    matrix: Float[np.ndarray, "n k"], names: list[str], found: Verdicts | None, met: Modes | None
+) -> "Summary":
+    """Mean, standard deviation, quantiles and verdict of every column, and means of modes."""
+    table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
+    for quantile in _QUANTILES:
+        table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
+    if found is not None:
+        table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": found.words()}
+    if met is not None and len(met.weights) > 1:
+        for k in range(len(met.weights)):
+            table[f"mode {k + 1}"] = matrix[met.labels == k].mean(axis=0)
+    return Summary(table, index=names)
 
 
 class Summary(pd.DataFrame):

@@ -11,7 +11,7 @@ from parvi.evaluation import quickly
 from parvi.geometry.coupling import Coupling
 from parvi.geometry.straightening import empty
 from parvi.run.trees import as_arrays, as_tree
-from parvi.samplers.straighten import Straighten
+from parvi.samplers.straighten import AbstractChange
 from parvi.targets.straight import Straight
 from parvi.targets.target import AbstractTarget
 
@@ -38,7 +38,7 @@ class Coordinates:
         with jax.enable_x64(particles.dtype == np.float64):
             return _left(self._coupling, particles)
 
-    def changed(self, by: Straighten, place: Place, start: Any) -> tuple[Place, Any] | None:
+    def changed(self, by: AbstractChange, place: Place, start: Any) -> tuple[Place, Any] | None:
         """Particles and start in coordinates that the stage has found; None if it found none."""
         particles, scores, values = place
         if self._coupling is not None:

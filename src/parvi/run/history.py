@@ -43,3 +43,30 @@ def record_of(arrays: dict[str, np.ndarray], number: int, extra: list[str]) -> R
     # A tree has the names in alphabetical order, and the history in that of the sampler.
     ordered = {name: record.info.extra[name] for name in extra}
     return record._replace(info=record.info._replace(extra=ordered))
+
+
+def columns_of(blocks: list[Block]) -> dict[str, np.ndarray]:
+    """One column for each quantity, NaN in stages that do not have it."""
+    if not blocks:
+        return {}
+    parts = []
+    for stage, record in blocks:
+        columns = record.info._asdict() | {"accepted": record.accepted}
+        columns |= columns.pop("extra")
+        del columns["status"]
+        columns["stage"] = np.full(len(record.accepted), stage)
+        parts.append(columns)
+    names = dict.fromkeys(name for columns in parts for name in columns)
+    return {name: np.concatenate([_column(name, part) for part in parts]) for name in names}
+
+
+def _column(name: str, columns: dict[str, np.ndarray]) -> np.ndarray:
+    if name in columns:
+        return columns[name]
+    return np.full(len(columns["accepted"]), np.nan, columns["kl_rate"].dtype)
+
+
+def with_column(records: Record, name: str, column: Any) -> Record:
+    """The records with one more column, in the dtype of the run."""
+    extra = {**records.info.extra, name: column.astype(records.info.kl_rate.dtype)}
+    return records._replace(info=records.info._replace(extra=extra))

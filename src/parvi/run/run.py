@@ -10,29 +10,30 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Key, PyTree
 
-from parvi.cloud import Cloud, Place
+from parvi.cloud import Place
 from parvi.counting import separated
-from parvi.evaluation import evaluate, quickly
+from parvi.evaluation import evaluate
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
-from parvi.kept import carefully
 from parvi.run.checkpoint import Saved
 from parvi.run.compile.ahead import Ahead, is_new
 from parvi.run.compile.policy import Plan
 from parvi.run.compile.programs import Context, Record, Stepper, begin, lowered, memory_like
 from parvi.run.coordinates import Coordinates
-from parvi.run.history import joined, record_of
+from parvi.run.history import Block, with_column
 from parvi.run.initial import as_key, as_target
+from parvi.run.passage import Passage
+from parvi.run.reading import evaluated, holds, on_device, rows_of
 from parvi.run.rounds import Rounds
 from parvi.run.rows import compares, with_rows
 from parvi.run.sharding import gathered, replicate, spread, spread_target
 from parvi.run.trees import as_arrays, as_tree
 from parvi.samplers.explore import AbstractExploration
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
-from parvi.samplers.straighten import Straighten
+from parvi.samplers.straighten import AbstractChange
 from parvi.status import Status
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget
@@ -56,13 +57,9 @@ class Run:
     stage
         The current stage.
     carry
-        The state of the loop; a checkpoint has to hold it and ``history``.
+        The state of the loop.
     status
         ``RUNNING`` until the last stage is done or one has failed.
-    history
-        The records of all steps, in blocks, with the names of their stages.
-    reports
-        What each stage that is over has reported.
     compile_seconds
         Seconds spent in calls that compiled.
 
@@ -102,20 +99,17 @@ class Run:
         self._ahead = ahead
         # Data in NumPy arrays would be copied at every call, so they are moved once.
         if sharding is None:
-            self.target, self.key = jax.tree_util.tree_map(_on_device, (target, key))
+            self.target, self.key = jax.tree_util.tree_map(on_device, (target, key))
         else:
             self.target = spread_target(target, sharding.mesh)
             self.key = replicate(key, sharding.mesh)
         self.carry: Any = None
-        self.history: list[tuple[str, Record]] = []
         self.status = Status.RUNNING
         self.compile_seconds = 0.0
         self._number = self._first = -1
         self._stepper: Any = None
         self._compiles = True
-        self._done: dict[str, Status] = {}
-        self._kept: dict[str, Place] = {}
-        self.reports: dict[str, Any] = {}
+        self._passage = Passage()
         self.rounds: Rounds | None = None
         self._coordinates = Coordinates(self.target)
         self._seen = self.target
@@ -123,7 +117,6 @@ class Run:
             self.rounds = Rounds(self.target, self.key, place.particles)
             self._seen = self.rounds.subset
             place = Place(place.particles, None, None)
-        self._round_began = 0
         self._start = self._told(place.particles)
         self._is_large = num * dim * place.particles.dtype.itemsize >= _LARGE
         self._enter(place, 0)
@@ -181,6 +174,16 @@ class Run:
         return self.status != Status.RUNNING
 
     @property
+    def history(self) -> list[Block]:
+        """The records of all steps, in blocks, with the names of their stages."""
+        return self._passage.history
+
+    @property
+    def reports(self) -> dict[str, Any]:
+        """What each stage that is over has reported."""
+        return self._passage.reports
+
+    @property
     def kl_rate(self) -> float:
         """The KL rate of the last step."""
         return float(self.history[-1][1].info.kl_rate[-1]) if self.history else float("nan")
@@ -198,24 +201,13 @@ class Run:
     def state(self) -> Saved:
         """All that is needed to go on with this run in another process, bit for bit."""
         arrays = as_arrays("carry", self.carry) | as_arrays("start", self._start)
-        for name, place in self._kept.items():
-            arrays |= as_arrays(f"kept/{name}", place)
-        for name, report in self.reports.items():
-            arrays |= as_arrays(f"reports/{name}", report)
-        early, late = self.history[: self._round_began], self.history[self._round_began :]
-        early, late = joined(early), joined(late)
-        self.history, self._round_began = early + late, len(early)
-        for number, (_, records) in enumerate(self.history):
-            arrays |= as_arrays(f"history/{number}", records)
-        facts = {
+        more, facts = self._passage.state()
+        arrays |= more
+        facts |= {
             "number": self._number,
             "first": self._first,
             "status": int(self.status),
-            "done": {name: int(status) for name, status in self._done.items()},
-            "kept": list(self._kept),
             "held": self.carry.place.scores is not None,
-            "history": [[name, list(records.info.extra)] for name, records in self.history],
-            "round_began": self._round_began,
             "compile_seconds": self.compile_seconds,
         }
         more, facts["straight"] = self._coordinates.state()
@@ -240,15 +232,7 @@ class Run:
         if facts.get("straight"):
             self._coordinates.restore(arrays, place.particles.shape[1], place.particles.dtype)
             self._seen = self._coordinates.seen
-        reports: dict[str, Any] = {}
-        done = {name: Status(value) for name, value in facts["done"].items()}
-        reporting = (s for s in self.sampler.stages if not isinstance(s.sampler, Straighten))
-        for stage in (stage for stage in reporting if stage.name in done):
-            context = self._context(stage, reports)
-            unread = self._is_large and context.sampler.asks_means_only
-            like = memory_like(context, Place(place.particles, None, None) if unread else place)
-            like = jax.eval_shape(stage.sampler.report, like)
-            reports[stage.name] = as_tree(f"reports/{stage.name}", arrays, like)
+        reports = self._reports_in(saved)
         self._number, self._first = facts["number"], facts["first"]
         held = self._read(place, facts["held"])
         context = self._context(self.stage, reports)
@@ -257,15 +241,23 @@ class Run:
         self.carry = as_tree("carry", arrays, self.carry)
         self._stepper = Stepper(context, self.carry, self._plan)
         self._compiles = True
-        self._done, self.reports = done, reports
-        self._kept = {name: as_tree(f"kept/{name}", arrays, held) for name in facts["kept"]}
-        self.history = [
-            (name, record_of(arrays, number, extra))
-            for number, (name, extra) in enumerate(facts["history"])
-        ]
-        self._round_began = facts["round_began"]
+        self._passage.restore(arrays, facts, reports, held)
         self.status = Status(facts["status"])
         self.compile_seconds = facts["compile_seconds"]
+
+    def _reports_in(self, saved: Saved) -> dict[str, Any]:
+        """What the stages that were over reported, in the order of the stages."""
+        place = self.carry.place
+        reports: dict[str, Any] = {}
+        for stage in self.sampler.stages:
+            if stage.name not in saved.facts["done"] or isinstance(stage.sampler, AbstractChange):
+                continue
+            context = self._context(stage, reports)
+            unread = self._is_large and context.sampler.asks_means_only
+            like = memory_like(context, Place(place.particles, None, None) if unread else place)
+            like = jax.eval_shape(stage.sampler.report, like)
+            reports[stage.name] = as_tree(f"reports/{stage.name}", saved.arrays, like)
+        return reports
 
     def _advance_stage(self, until: int) -> None:
         last = self._first + self.stage.sampler.max_steps if self._is_staged else until
@@ -290,7 +282,7 @@ class Run:
             self.compile_seconds += time.perf_counter() - before
             self._compiles = False
         columns = jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], records)
-        self.history.append((self.stage.name, self._with_rows(columns)))
+        self._passage.add(self.stage.name, self._with_rows(columns))
         ended = Status(int(self.carry.status))
         if ended == Status.RUNNING and self._is_staged and self.num_steps >= last:
             ended = Status.MAX_STEPS
@@ -300,10 +292,9 @@ class Run:
     def _leave(self, ended: Status) -> None:
         """End a stage: enter the next one, go back, or end the run."""
         stage = self.stage
-        self._done[stage.name] = ended
-        self.reports[stage.name] = stage.sampler.report(self.carry.memory)
+        self._passage.leave(stage.name, ended, stage.sampler.report(self.carry.memory))
         unfinished = ended in (Status.MAX_STEPS, Status.NOT_AT_REST)
-        back_to = next((name for name in stage.back_to if name in self._done), None)
+        back_to = next((name for name in stage.back_to if name in self._passage.done), None)
         if unfinished and back_to is not None:
             self._undo(back_to)
             ended = Status.CONVERGED
@@ -317,13 +308,9 @@ class Run:
 
     def _undo(self, name: str) -> None:
         """Go back to the particles before a stage, and mark its steps and those after it."""
-        self.carry = self.carry._replace(place=self._kept[name])
         names = [stage.name for stage in self.sampler.stages]
-        undone = names[names.index(name) : self._number + 1]
-        self.history[self._round_began :] = [
-            (f"{stage}, undone" if stage in undone else stage, records)
-            for stage, records in self.history[self._round_began :]
-        ]
+        place = self._passage.undo(name, names[names.index(name) : self._number + 1])
+        self.carry = self.carry._replace(place=place)
 
     def _enter(self, place: Place, first: int, ended: Status = Status.CONVERGED) -> None:
         """Enter the next stage whose condition holds, or end the run as the last stage ended."""
@@ -334,12 +321,12 @@ class Run:
             if self._is_staged and stage.sampler.compares_densities and not self._is_comparable:
                 continue
             self._wait_for(stage)
-            wanted = stage.when.known(place.particles.shape, self._done)
+            wanted = stage.when.known(place.particles.shape, self._passage.done)
             if wanted is None:
-                wanted = bool(_holds(stage.when, place, self._seen, self.key))
+                wanted = bool(holds(stage.when, place, self._seen, self.key))
             if not wanted:
                 continue
-            if isinstance(stage.sampler, Straighten):
+            if isinstance(stage.sampler, AbstractChange):
                 place = self._straightened(stage.name, stage.sampler, place)
                 continue
             if self._is_futile(stage, place):
@@ -347,7 +334,7 @@ class Run:
             self._number, self._first = number, first
             if any(stage.name in later.back_to for later in stages):
                 # This is a copy, because the arrays themselves may be donated.
-                self._kept[stage.name] = jax.tree_util.tree_map(jnp.copy, place)
+                self._passage.keep(stage.name, jax.tree_util.tree_map(jnp.copy, place))
             context = self._context(stage, self.reports)
             means_only = context.sampler.asks_means_only
             place = self._read(place, held=not (self._is_large and means_only))
@@ -358,7 +345,7 @@ class Run:
             self._look_ahead(place)
             self.compile_seconds += time.perf_counter() - before
             return
-        if not self._done:
+        if not self._passage.done:
             names = [stage.name for stage in stages]
             raise ValueError(
                 f"No stage can begin: the conditions of {names} do not hold for the first "
@@ -366,7 +353,7 @@ class Run:
             )
         self._end(place, first, ended)
 
-    def _straightened(self, name: str, by: Straighten, place: Place) -> Place:
+    def _straightened(self, name: str, by: AbstractChange, place: Place) -> Place:
         """The place in the coordinates that the stage has found; the stage has run if it did."""
         if self.rounds is not None or self._sharding is not None or self._is_large:
             return place
@@ -374,7 +361,7 @@ class Run:
         found = self._coordinates.changed(by, place, self._start)
         if found is None:
             return place
-        self._done[name] = Status.CONVERGED
+        self._passage.leave(name, Status.CONVERGED, None)
         place, self._start = found
         self._seen = self._coordinates.seen
         return place
@@ -385,7 +372,7 @@ class Run:
 
     def _look_ahead(self, place: Place) -> None:
         """Have the programs compiled that will be needed if all stages come to rest."""
-        if self._ahead is None or self._done or self._is_large or self.rounds is not None:
+        if self._ahead is None or self._passage.done or self._is_large or self.rounds is not None:
             return
         static, shape = separated((self.sampler, self._seen))[0], place.particles.shape
         if not is_new((static, shape, place.particles.dtype)):
@@ -394,7 +381,7 @@ class Run:
         for stage in self.sampler.stages[self._number + 1 :]:
             if stage.sampler.compares_densities and not self._is_comparable:
                 continue
-            if isinstance(stage.sampler, Straighten):
+            if isinstance(stage.sampler, AbstractChange):
                 continue
             wanted = stage.when.known(shape, done)
             if wanted is None:
@@ -404,7 +391,7 @@ class Run:
                 done[stage.name] = Status.CONVERGED
 
     def _lowered_condition(self, stage: Stage, place: Place) -> Iterator[Any]:
-        yield _holds.lower(stage.when, place, self._seen, self.key)
+        yield holds.lower(stage.when, place, self._seen, self.key)
 
     def _lowered(self, stage: Stage, place: Place, reports: dict[str, Any]) -> Iterator[Any]:
         context = self._context(stage, reports)
@@ -412,7 +399,7 @@ class Run:
 
     def _context(self, stage: Stage, reports: dict[str, Any]) -> Context:
         sampler = stage.sampler.told(self._start, reports)
-        sampler = jax.tree_util.tree_map(_on_device, sampler)
+        sampler = jax.tree_util.tree_map(on_device, sampler)
         if self._sharding is not None:
             sampler = replicate(sampler, self._sharding.mesh)
         return Context(self.key, sampler, self._seen, self._sharding)
@@ -429,16 +416,15 @@ class Run:
             self.status = ended
             return
         status = self.rounds.judged(place.particles, ended)
-        name, records = self.history[-1]
-        errors = np.full(len(records.accepted), np.nan)
+        errors = np.full(len(self.history[-1][1].accepted), np.nan)
         errors[-1] = np.nan if self.rounds.error is None else self.rounds.error
-        self.history[-1] = name, _with_column(records, "row_error", errors)
+        self._passage.add_column("row_error", errors)
         if status != Status.RUNNING:
             self.status = status
             return
         self._seen = self.rounds.subset
-        self._number, self._done, self._kept, self.reports = -1, {}, {}, {}
-        self._round_began = len(self.history)
+        self._passage.new_round()
+        self._number = -1
         self._start = self._told(place.particles)
         self._enter(Place(place.particles, None, None), first)
 
@@ -446,14 +432,14 @@ class Run:
         """The particles that stages are told as the start."""
         num = len(particles)
         rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
-        return _rows_of(particles, rows, self._sharding)
+        return rows_of(particles, rows, self._sharding)
 
     def _with_rows(self, records: Record) -> Record:
         """The records with the number of rows in each step, if the target has rows."""
         if not isinstance(self.target, MiniBatch):
             return records
         rows = self.target.batch_size if self.rounds is None else self.rounds.subset.num_rows
-        return _with_column(records, "rows", np.full(len(records.accepted), float(rows)))
+        return with_column(records, "rows", np.full(len(records.accepted), float(rows)))
 
     @property
     def _is_comparable(self) -> bool:
@@ -472,40 +458,4 @@ class Run:
         if self._seen.is_fixed and self._sharding is None:
             values, scores = evaluate(self._seen.full(), place.particles)
             return Place(place.particles, scores, values)
-        return _evaluated(self._seen, self.key, place.particles)
-
-
-def _with_column(records: Record, name: str, column: Any) -> Record:
-    """The records with one more column, in the dtype of the run."""
-    extra = {**records.info.extra, name: column.astype(records.info.kl_rate.dtype)}
-    return records._replace(info=records.info._replace(extra=extra))
-
-
-def _rows_of(particles, rows, sharding):
-    if sharding is None:
-        return _rows(particles, rows)
-    everywhere = NamedSharding(sharding.mesh, PartitionSpec())
-    found = jax.jit(lambda every: every[rows], out_shardings=everywhere)(particles)
-    # Processes must not begin another program with collectives before this one is over.
-    return jax.block_until_ready(found)
-
-
-@quickly
-def _rows(particles, rows):
-    return particles.at[rows].get(mode="promise_in_bounds")
-
-
-@quickly
-def _holds(condition, place, target, key):
-    key_target = jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max - 1)
-    return condition.holds(Cloud.of(place, target.at(key_target)))
-
-
-@carefully
-def _evaluated(target, key, particles):
-    key_target = jax.random.split(jax.random.fold_in(key, jnp.iinfo(jnp.uint32).max))[1]
-    return Cloud.at(target.at(key_target), particles).place
-
-
-def _on_device(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+        return evaluated(self._seen, self.key, place.particles)

@@ -141,8 +141,8 @@ class Stage(eqx.Module):
     name
         The stage's name in the history.
     sampler
-        The sampler that moves the particles until it is done, or ``Straighten``, which changes the
-        coordinates in which later stages see them.
+        The sampler that moves the particles until it is done, or one such as
+        ``Straighten`` that changes the coordinates in which later stages see them.
     when
         The condition under which the stage runs.
     back_to

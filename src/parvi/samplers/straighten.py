@@ -6,6 +6,8 @@ funnels, hierarchies and bent ridges, a coupling is fitted to particles and scor
 and flights reach what they would miss.
 """
 
+import abc
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -17,8 +19,8 @@ from parvi.status import Status
 from parvi.stopping import Never
 
 
-class Straighten(AbstractSampler):
-    """Changes the coordinates of a run, if that makes the particles more Gaussian.
+class AbstractChange(AbstractSampler):
+    """A stage that changes the coordinates of a run and moves no particle.
 
     In a ``Sequence`` the run asks it for a coupling between two stages, and the stage counts as run
     only if there is one. It is left out for mini-batches, on a mesh, and for very many particles.
@@ -32,6 +34,7 @@ class Straighten(AbstractSampler):
     def compares_densities(self):
         return True
 
+    @abc.abstractmethod
     def coupling(
         self,
         particles: Float[np.ndarray, "n d"],
@@ -42,7 +45,6 @@ class Straighten(AbstractSampler):
 
         None if there are none that are better than those of the present coupling.
         """
-        return straightened(particles, scores, present)
 
     def init(self, key, cloud):
         return ()
@@ -53,3 +55,10 @@ class Straighten(AbstractSampler):
     def conclude(self, cloud, pending, arrived):
         info = Info.of(cloud, jnp.full((), jnp.nan), status=Status.CONVERGED)
         return jnp.zeros((), bool), pending, info
+
+
+class Straighten(AbstractChange):
+    """Changes the coordinates of a run if that makes the particles more Gaussian."""
+
+    def coupling(self, particles, scores, present):
+        return straightened(particles, scores, present)
