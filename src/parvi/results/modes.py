@@ -8,11 +8,10 @@ mode of the nearest end. (Between particles themselves the way is higher in the 
 dimensions by more than any valley is deep.)
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-import scipy.spatial
 from jaxtyping import Float, Int
 
 from parvi.cloud import LogDensity
@@ -78,7 +77,7 @@ def modes_of(
     pieces = _pieces(log_density, ends, heights)
     pieces = _joined(log_density, ends, heights, pieces, ends * unit)
     _, pieces = np.unique(pieces, return_inverse=True)
-    tree = scipy.spatial.cKDTree(ends * unit)
+    tree = _tree(ends * unit)
     labels = pieces[tree.query(flat * unit)[1]]
     order = np.argsort(-np.bincount(labels), kind="stable")
     rank = np.argsort(order)
@@ -112,6 +111,14 @@ def _pieces(log_density, points, heights) -> np.ndarray:
     return np.argmin(valleys, axis=0)
 
 
+def _tree(points: Float[np.ndarray, "n d"]) -> Any:
+    """A tree that finds nearest points."""
+    # Importing it takes longer than many a run.
+    from scipy.spatial import cKDTree
+
+    return cKDTree(points)
+
+
 def _joined(log_density, points, heights, pieces, scaled) -> np.ndarray:
     """The pieces with those joined that have a way between them without a valley."""
     pieces = pieces.copy()
@@ -124,7 +131,7 @@ def _joined(log_density, points, heights, pieces, scaled) -> np.ndarray:
         for other in range(one):
             if pieces[high[one][0]] == pieces[high[other][0]]:
                 continue
-            tree = scipy.spatial.cKDTree(scaled[high[other]])
+            tree = _tree(scaled[high[other]])
             distances, nearest = tree.query(scaled[high[one]])
             ways = np.argsort(distances)[:_NUM_WAYS]
             ends = np.arange(len(points))
