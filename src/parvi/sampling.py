@@ -27,7 +27,7 @@ from parvi.run.progress import Bar
 from parvi.run.rows import with_rows
 from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
-from parvi.run.start import started, three_keys
+from parvi.run.start import keys_of, started
 from parvi.run.surroundings import check_surroundings, plain_settings, surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
@@ -126,15 +126,14 @@ def sample(
     target = as_target(log_density)
     note(target)
     with plain_settings():
-        key_init, key_check, key_run = three_keys(as_key(key))
-    values = initial_values(key_init, init, num_particles, target)
+        keys = keys_of(as_key(key))
+    values = initial_values(keys.init, init, num_particles, target)
     dtype = dtype_of(values, target)
 
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         stack.enter_context(surrounded(dtype))
         interrupts = stack.enter_context(noted_interrupts(endings=checkpoint is not None))
-        keys = key_init, key_check
         target, place, num_moved = started(
             target, values, num_particles, sampler, dtype, keys, stack
         )
@@ -143,8 +142,8 @@ def sample(
         bar = stack.enter_context(Bar(limit, progress))
         kept = saved = None
         if checkpoint is not None:
-            call = _call(target, dtype, key_run, num_steps, num_moved)
-            identity = identity_of(place, sampler, key_run, num_steps, mesh)
+            call = _call(target, dtype, keys.steps, num_steps, num_moved)
+            identity = identity_of(place, sampler, keys.steps, num_steps, mesh)
             kept = Checkpoint(checkpoint, identity, call)
             saved = kept.read()
         # The list gives up its reference, so that a million particles are not kept twice.
@@ -153,7 +152,7 @@ def sample(
         # A run with a limit of its own may not get as far as the next stage.
         looks_ahead = num_steps is None and sharding is None and saved is None
         ahead = stack.enter_context(Ahead()) if looks_ahead else None
-        run = _begun(target, sampler, key_run, handed, sharding, ahead)
+        run = _begun(target, sampler, keys.steps, handed, sharding, ahead)
         if saved is not None:
             run.restore(saved)
         settings = Settings(init, key, num_particles, sampler, num_steps)

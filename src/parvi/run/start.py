@@ -1,7 +1,7 @@
 """The first particles of a run: flat, spread out, and admitted by the log density."""
 
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,26 @@ from parvi.targets.target import AbstractTarget
 _MOST_SPREAD = 1 << 24
 
 
+class Keys(NamedTuple):
+    """The keys of a run: for particles that have to be drawn, for a look at them, and for steps.
+
+    ``density`` and ``noise`` are for particles that start alike: the log density that tells how
+    far apart they should be, and where they go.
+    """
+
+    init: Key[Array, ""]
+    look: Key[Array, ""]
+    density: Key[Array, ""]
+    noise: Key[Array, ""]
+    steps: Key[Array, ""]
+
+
 @quickly
-def three_keys(key: Key[Array, ""]) -> tuple[Key[Array, ""], ...]:
-    """Split and unpack in one program; separately they are two."""
-    return tuple(jax.random.split(key, 3))
+def keys_of(key: Key[Array, ""]) -> Keys:
+    """All keys in one program; every split by itself would be two."""
+    init, look, steps = jax.random.split(key, 3)
+    density, noise = jax.random.split(look)
+    return Keys(init, look, density, noise, steps)
 
 
 def started(
@@ -36,25 +52,23 @@ def started(
     num_particles: int | None,
     sampler: Any,
     dtype: np.dtype,
-    keys: tuple[Key[Array, ""], Key[Array, ""]],
+    keys: Keys,
     stack: contextlib.ExitStack,
 ) -> tuple[AbstractTarget, Place, int]:
     """The target as the sampler sees it, the first particles, and how many of them were moved.
 
-    ``keys``: for particles that have to be drawn, and for what is done to them. The stack gets the
-    contexts that the run needs.
+    The stack gets the contexts that the run needs.
     """
-    key_init, key_check = keys
-    target, particles = flat_particles(key_init, values, num_particles, target, dtype)
+    target, particles = flat_particles(keys.init, values, num_particles, target, dtype)
     num, dim = particles.shape
     target = with_rows(target, sampler, (num, dim), dtype)
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree_util.tree_leaves(values)):
         # Many particles are moved in place, which must not change the caller's array.
         particles = jnp.array(particles, copy=True)
-    if _calls_host(target, dtype, key_check):
+    if _calls_host(target, dtype, keys.look):
         stack.enter_context(wide_in_all_threads())
-    particles = _spread_out(target, particles, sampler, key_check)
-    place, num_moved = target.admit(particles, key_check)
+    particles = _spread_out(target, particles, sampler, keys)
+    place, num_moved = target.admit(particles, keys.look)
     return target, place, num_moved
 
 
@@ -69,7 +83,7 @@ def _calls_host(target: AbstractTarget, dtype: np.dtype, key) -> bool:
     return False
 
 
-def _spread_out(target: AbstractTarget, particles, sampler, key):
+def _spread_out(target: AbstractTarget, particles, sampler, keys: Keys):
     """The particles with a spread in every coordinate; very many are taken as they are.
 
     A sequence works in the particles' own frame, in which a coordinate without spread never moves;
@@ -83,6 +97,7 @@ def _spread_out(target: AbstractTarget, particles, sampler, key):
     own_frame = isinstance(sampler, Sequence) and target.is_fixed and tells_covariance((num, dim))
     if not own_frame and not (isinstance(sampler, Flow) and num > 1):
         return particles
-    key_density, key_noise = jax.random.split(key)
     names = target.layout.flat_names()
-    return spread_out(target.at(key_density), particles, names, key_noise, by_scores=not own_frame)
+    return spread_out(
+        target.at(keys.density), particles, names, keys.noise, by_scores=not own_frame
+    )

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from parvi.results.plots.style import COLOURS, columns_of, limits, new_axes, styled
 from parvi.run.initial import as_key, initial_values
 from parvi.run.run import Run
-from parvi.run.start import started, three_keys
+from parvi.run.start import keys_of, started
 from parvi.run.surroundings import surrounded
 
 _MOST_PARTICLES = 1024
@@ -105,16 +105,16 @@ def followed(result: Any, columns: Sequence[int], num_frames: int) -> list[Frame
     dtype = result.matrix().dtype
     with contextlib.ExitStack() as stack:
         stack.enter_context(surrounded(dtype))
-        key_init, key_check, key_run = three_keys(as_key(settings.key))
-        values = initial_values(key_init, settings.init, settings.num_particles, result.target)
-        keys, sampler = (key_init, key_check), settings.sampler
+        keys = keys_of(as_key(settings.key))
+        values = initial_values(keys.init, settings.init, settings.num_particles, result.target)
+        sampler = settings.sampler
         with warnings.catch_warnings():
             # They were given when the result was made.
             warnings.simplefilter("ignore", UserWarning)
             target, place, _ = started(
                 result.target, values, settings.num_particles, sampler, dtype, keys, stack
             )
-        run = Run(target, sampler, key_run, place)
+        run = Run(target, sampler, keys.steps, place)
         assert target.layout is not None
         frames = []
         for step in steps:
