@@ -30,7 +30,7 @@ pytest: $(STAMP)
 	XLA_FLAGS="$(TEST_FLAGS)" $(BIN)/pytest -m "not slow" -n 2 --dist loadgroup
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 2 --dist loadgroup
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"

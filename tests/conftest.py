@@ -26,20 +26,31 @@ import threadpoolctl
 
 threadpoolctl.threadpool_limits(limits=1, user_api="blas")
 
-# Examples in docstrings that run the whole default on models which tests run too.
+# Examples in docstrings of samplers and models which tests run too.
 SLOW_EXAMPLES = (
     "parvi.calibration.calibrate.calibrate",
     "parvi.estimators.linear.BayesianLinearRegression",
     "parvi.estimators.logistic.BayesianLogisticRegression",
     "parvi.estimators.poisson.BayesianPoissonRegression",
     "parvi.samplers.default.pfg",
+    "parvi.samplers.nuts.nuts",
+    "parvi.samplers.stein_neural_sampler.SteinNeuralSampler",
 )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """The tests of one file run in one process, where they share fixtures and programs."""
+    """The tests of one file run in one process, where they share fixtures and programs.
+
+    Of a test that is marked ``first_quick`` all cases but the first are slow.
+    """
+    seen = set()
     for item in items:
+        if item.get_closest_marker("first_quick") is not None:
+            test = item.nodeid.partition("[")[0]
+            if test in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(test)
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if item.name in SLOW_EXAMPLES:

@@ -123,6 +123,7 @@ def uniforms(kind, num, num_particles, rng):
     return ranks.uniforms(below, num_particles, rng)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("kind", ["independent", "stratified", "quantiles"])
 def test_the_level_holds_for_particles_better_than_independent_draws(kind):
     """1000 calibrations with right particles: about ten are rejected at 1 %, and never thirty."""

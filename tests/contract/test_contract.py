@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import parvi
-from contract.members import ALL, BENDING, EQUIVARIANT, VARIANTS
+from contract.members import ALL, BENDING, EQUIVARIANT, KINDS
 from parvi.cloud import Place
 from parvi.run.compile.programs import Context, begin, one_step
 from parvi.run.run import Run
@@ -145,7 +145,7 @@ def test_duplicates_stay_finite(name):
     assert_finite(name, "duplicates")
 
 
-@pytest.mark.parametrize("name", grouped(ALL, VARIANTS))
+@pytest.mark.parametrize("name", grouped(ALL, slow=set(ALL) - set(KINDS)))
 def test_one_particle_stays_finite(name):
     """Another number of particles is another program."""
     assert_finite(name, "one particle")

@@ -109,6 +109,7 @@ def test_the_marginal_prior_is_the_integral_over_its_scale():
     np.testing.assert_allclose(np.mean(drawn**2), expected, rtol=0.02)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize(
     "classes", [pytest.param(["no", "yes"], marks=pytest.mark.slow), ["a", "b", "c"]]
 )
@@ -132,6 +133,7 @@ def test_logistic_regression_predicts_as_scikit_learn_with_much_data(classes):
     np.testing.assert_allclose(model.log_predictive(x, y), chosen)
 
 
+@pytest.mark.slow
 def test_poisson_regression_predicts_as_scikit_learn_with_much_data():
     x, rng = rows(1000)
     z = (x - x.mean(axis=0)) / x.std(axis=0)
@@ -172,6 +174,7 @@ def test_in_pipelines_grid_searches_and_pickles():
     assert not np.array_equal(model.set_params(random_state=1).fit(x, y).predict_proba(x), twice[0])
 
 
+@pytest.mark.slow
 def test_folds_of_nearly_the_same_length_share_their_programs():
     import jax
 

@@ -35,6 +35,7 @@ def test_a_regressor_learns_a_bent_function_and_its_noise():
     np.testing.assert_allclose(model.predict(x), y.mean() + y.std() * outputs.mean(axis=0), 1e-5)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_a_classifier_learns_what_no_line_separates(activation):
     rng = np.random.default_rng(0)

@@ -67,6 +67,7 @@ def test_the_joint_has_the_priors_constant():
     assert at_zero == pytest.approx(-40 * np.log(2) - 1.5 * np.log(2 * np.pi), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_looks_are_those_of_one_run_with_this_step_size():
     target = logistic_regression(*table())
     looks, status, _ = logistic._follow("SVGD", 0.03, target, [1, 3, 10], 0)

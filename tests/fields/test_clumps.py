@@ -31,11 +31,13 @@ def share(exact):
     return np.mean([one(jnp.asarray(x, jnp.float32)) for x in draws])
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("name", CLUMPED)
 def test_clumps_are_found(name):
     assert share(CLUMPED[name]) >= 0.9
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("name", ONE_HILL)
 def test_one_hill_is_one(name):
     assert share(ONE_HILL[name]) <= 0.1

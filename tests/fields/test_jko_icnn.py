@@ -34,6 +34,7 @@ def white(num, dim, seed=0):
     return draws @ np.linalg.inv(np.linalg.cholesky(draws.T @ draws / num)).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_size", [0.3, 2.0])
 def test_one_step_between_gaussians(step_size):
     mean, sd = np.array([1.0, -2.0]), np.array([0.5, 2.0])

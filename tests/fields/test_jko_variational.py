@@ -47,6 +47,7 @@ def velocity_of(field, particles, log_density):
     return eqx.filter_jit(field.fit)(jax.random.key(0), cloud, memory)[0].velocity
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_size", [pytest.param(0.3, marks=pytest.mark.slow), 2.0])
 def test_one_step_between_gaussians(step_size):
     expected_mean, expected_sd = exact_step(MEAN, SD, TARGET_MEAN, TARGET_VARIANCE, step_size)

@@ -125,6 +125,7 @@ def test_mixture_by_its_definition():
 KRONECKER = parvi.preconditioners.Kronecker(((1, 2), (1,)))
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize(
     "matrix_kernel",
     [
@@ -147,6 +148,7 @@ def test_kl_rate_is_that_of_the_velocity(matrix_kernel):
     assert got.kl_rate < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "matrix_kernel", [parvi.fields.SharedPreconditioner(), parvi.fields.PreconditionerMixture()]
 )

@@ -42,6 +42,7 @@ def test_equal_settings_are_one_program():
     assert hash(_swish(32, 2)) == hash(_swish(32, 2))
 
 
+@pytest.mark.slow
 def test_fit_is_descent_on_the_regularised_stein_discrepancy():
     """Three inner steps, transcribed: minimise E[|f|^2 / 2 - f . s - div f] on the training part.
 

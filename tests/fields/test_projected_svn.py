@@ -33,6 +33,7 @@ def fit(field, cloud):
     return field.fit(KEY, cloud, field.init(KEY, cloud.particles))[0]
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("system", [parvi.fields.BlockDiagonalSystem(), parvi.fields.FullSystem()])
 @pytest.mark.parametrize("prior", [(0.0, 1.0), (np.ones(3), COVARIANCE), (0.0, None)])
 def test_all_directions_are_svn(system, prior):
@@ -45,6 +46,7 @@ def test_all_directions_are_svn(system, prior):
     np.testing.assert_allclose(got.kl_rate, expected.kl_rate, rtol=1e-9)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize(("rank", "threshold"), [(2, 0.0), (3, 1.2), (3, 100.0)])
 def test_kl_rate_is_that_of_the_velocity(rank, threshold):
     cloud = cloud_of()
@@ -76,6 +78,7 @@ def test_masked_directions_change_nothing():
     np.testing.assert_allclose(masked.values, two.values, rtol=1e-11)
 
 
+@pytest.mark.slow
 def test_linear_inverse_problem():
     """Five observations of 200 parameters; the posterior is Gaussian and known."""
     rng, dim, num, noise = np.random.default_rng(0), 200, 60, 0.3

@@ -81,6 +81,7 @@ def test_velocity_is_the_average_of_its_definition():
         np.testing.assert_allclose(fit.velocity(cloud.particles[2]), expected[2], atol=1e-12)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("rotated", [False, True])
 def test_kl_rate_and_divergences_are_those_of_forward_mode(rotated):
     with jax.enable_x64(True):
@@ -115,6 +116,7 @@ def discrepancy_of_its_definition(direction, slice_, square, particles, scores):
 
 
 # One pair may be met twice with an even number of particles.
+@pytest.mark.first_quick
 @pytest.mark.parametrize(
     ("num", "rotated"),
     [

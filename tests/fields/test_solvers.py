@@ -181,6 +181,7 @@ def normal_equations(functions, frozen, problem, rows):
     return gram, np.asarray(problem.metric.solve(jnp.asarray(b.T))).T
 
 
+@pytest.mark.first_quick
 @each_features
 @each_shift
 def test_held_out_ridge_picks_the_best_on_held_out_particles(features, base_shift):

@@ -33,6 +33,7 @@ def fit(field, cloud):
     return field.fit(KEY, cloud, field.init(KEY, cloud.particles))[0]
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize(
     "kernel", [parvi.kernels.RBF(parvi.fields.Dimension()), parvi.kernels.IMQ()]
@@ -57,6 +58,7 @@ def test_one_particle_at_a_saddle_goes_uphill():
     np.testing.assert_allclose(fit(parvi.fields.SVN(), cloud).values[0], expected, rtol=1e-12)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize(
     "kernel", [parvi.kernels.RBF(parvi.fields.Dimension()), parvi.kernels.IMQ()]
@@ -138,6 +140,7 @@ def test_full_system_is_the_second_variation():
     assert np.abs(gradient).max() < 1e-11 * np.abs(start).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_mean_of_a_gaussian_in_few_steps(system):
     precision = np.diag([1.0, 100.0, 1e4])

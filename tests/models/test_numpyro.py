@@ -33,6 +33,7 @@ def supports():
     numpyro.sample("sums", dist.ZeroSumNormal(1.0, (4,)))
 
 
+@pytest.mark.slow
 def test_supports_may_depend_on_one_another():
     result = parvi.sample(supports, num_particles=32, num_steps=0)
     particles = result.particles

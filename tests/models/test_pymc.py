@@ -20,6 +20,7 @@ def regression(x, y, **settings):
     return model
 
 
+@pytest.mark.slow
 def test_a_minibatch_is_a_mini_batch():
     target = parvi.from_pymc(regression(*pm.Minibatch(X, Y, batch_size=7), total_size=40))
     whole = parvi.from_pymc(regression(X, Y))

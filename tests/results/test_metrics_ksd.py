@@ -37,6 +37,7 @@ def cloud():
     return x, -x * np.array([1.0, 0.5, 2.0]) + 0.1 * np.sin(x)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_against_the_definition_by_autodiff(kernel, cloud):
     u = stein_matrix(kernel, *cloud)
@@ -84,6 +85,7 @@ def test_is_minus_the_kl_rate_of_svgd(cloud):
     assert metrics.ksd(*cloud, kernel) == pytest.approx(-float(fit.kl_rate), rel=1e-4)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_blocks_change_nothing(cloud, unbiased):
     whole = metrics.ksd(*cloud, unbiased=unbiased)
@@ -120,6 +122,7 @@ def test_default_bandwidth_makes_it_free_of_units_up_to_the_score(cloud):
     assert metrics.ksd(10 * x, s / 10) == pytest.approx(metrics.ksd(x, s) / 100, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bootstrap", [metrics.WildBootstrap(), metrics.MultinomialBootstrap()])
 def test_rejects_at_its_level_under_the_null(bootstrap):
     num, repeats, level = 40, 200, 0.05

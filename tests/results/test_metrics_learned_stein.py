@@ -71,6 +71,7 @@ def test_regularisation_scales_the_critic_only():
     assert two.fisher_divergence == pytest.approx(one.fisher_divergence, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_rejects_at_its_level_under_the_null():
     num, repeats, level = 100, 200, 0.05
     rng = np.random.default_rng(4)

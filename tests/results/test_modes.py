@@ -33,6 +33,7 @@ def found(log_density, particles, passes=None):
         return modes_of(log_density, np.asarray(x), np.asarray(values), np.asarray(scores), passes)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("dim", [1, 2, 20])
 def test_two_modes_have_their_particles(dim):
     places = np.zeros((2, dim))

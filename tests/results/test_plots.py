@@ -61,6 +61,7 @@ def test_particles_over_the_density(result):
     np.testing.assert_allclose(axis.collections[-1].get_offsets(), result.matrix())
 
 
+@pytest.mark.slow
 def test_a_map_of_a_gaussian_keeps_a_grid_straight(result):
     axis = parvi.plots.transported_grid(result, num_lines=3)
     lines = axis.get_lines()

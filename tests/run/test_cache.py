@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import jax, jax.numpy as jnp
 from parvi.run.compile.cache import keep_compiled
@@ -39,12 +41,14 @@ def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     assert programs(tmp_path) == kept
 
 
+@pytest.mark.slow
 def test_the_users_own_settings_come_first(tmp_path):
     assert run(tmp_path, JAX_ENABLE_COMPILATION_CACHE="false") == "None"
     assert run(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own")) == "None"
     assert not (tmp_path / "parvi").exists()
 
 
+@pytest.mark.slow
 def test_the_command_says_nothing_of_what_it_finds(tmp_path):
     """XLA would, on standard error; ``parvi_command`` sets its level before JAX is there."""
     script = """
@@ -80,6 +84,7 @@ print(first, inside, len(os.listdir(folder)))
 """
 
 
+@pytest.mark.slow
 def test_nothing_from_disk_is_for_a_while(tmp_path):
     first, inside, after = map(int, run(tmp_path, AROUND).split())
     assert 0 < first == inside < after

@@ -88,6 +88,7 @@ def test_the_state_is_all_that_is_needed(whole, share, tmp_path):
     assert list(second.reports) == list(expected.reports)
 
 
+@pytest.mark.slow
 def test_rounds_of_subsets_go_on(monkeypatch, tmp_path):
     """The subsets of the default's mini-batches are part of the state."""
     monkeypatch.setattr(rows, "_CPU_OPERATIONS", 0)

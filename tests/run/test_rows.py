@@ -111,6 +111,7 @@ def test_rounds_do_not_depend_on_chunks(dear):
     np.testing.assert_array_equal(runs[0].particles, runs[1].particles)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("limit", ["_TOLERATED", "_WANTED"])
 def test_noise_that_is_left_is_said(dear, monkeypatch, limit):
     """After the last round, or before one that would need too many rows."""
@@ -123,6 +124,7 @@ def test_noise_that_is_left_is_said(dear, monkeypatch, limit):
     assert result.history["row_error"][-1] > 0
 
 
+@pytest.mark.slow
 def test_a_large_network_descends_on_batches(dear):
     rng = np.random.default_rng(0)
     features = rng.normal(size=(500, 4)).astype(np.float32)

@@ -206,6 +206,7 @@ def test_in_place_gives_the_same_particles_and_leaves_the_start_alone(monkeypatc
     np.testing.assert_array_equal(again.particles, found.particles)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("kind", ["numpy", "aligned", "jax", "function"])
 def test_in_place_takes_nothing_of_the_users(kind, monkeypatch):
     monkeypatch.setattr(parvi.run.run, "_LARGE", 0)

@@ -78,6 +78,7 @@ def test_bridges_that_contradict_the_path_are_not_believed(wrong):
     assert np.isnan(evidence)
 
 
+@pytest.mark.slow
 def test_errors_larger_than_wanted_are_said():
     start = 6 * np.random.default_rng(0).normal(size=(NUM, 3)).astype(np.float32)
     with pytest.warns(parvi.NotAtRestWarning):

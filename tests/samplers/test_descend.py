@@ -104,6 +104,7 @@ def curve():
     return x, (np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=80)).astype(np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own",
     [pytest.param(True, marks=pytest.mark.slow), False],

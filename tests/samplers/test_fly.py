@@ -19,6 +19,7 @@ def fly(target, particles, num_steps=320):
     return np.asarray(run.particles), run
 
 
+@pytest.mark.slow
 def test_draws_stay_draws():
     exact = zoo.funnel()
     start = exact.draw(np.random.default_rng(0), 4000)

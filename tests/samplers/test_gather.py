@@ -38,6 +38,7 @@ def test_one_place_of_every_chain_with_the_moments_of_all():
     assert np.abs((found**2).mean(axis=0) - (every**2).mean(axis=0)).max() < 0.01
 
 
+@pytest.mark.slow
 def test_gathered_particles_are_closer_than_independent_draws(exact):
     """The error of a mean over 8 sets; that of independent draws is 1, and of their mean 0.2."""
     errors = []
@@ -51,6 +52,7 @@ def test_gathered_particles_are_closer_than_independent_draws(exact):
     assert np.sqrt(np.mean(np.square(errors))) < 0.6
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize(("wrong", "ends"), [(False, "CONVERGED"), (True, "NOT_AT_REST")])
 def test_what_has_other_moments_does_not_pass(exact, wrong, ends):
     """A last stage that widens the particles by a fifth is seen, one that leaves them is not."""

@@ -61,6 +61,7 @@ def test_adjusted_has_no_bias_where_unadjusted_doubles_the_variance():
     assert 0.4 < result.history["acceptance"][-1] < 0.95
 
 
+@pytest.mark.slow
 def test_adjusted_is_exact_off_the_gaussian():
     # e^x is exponential: E[e^x] = 1 with variance 1, E[x] = -0.5772 with variance pi^2 / 6.
     result = parvi.sample(
@@ -132,6 +133,7 @@ def test_default_step_survives_a_density_without_curvature():
     assert 2 * (1 - error) < result.particles.var() < 2 * (1.2 + error)
 
 
+@pytest.mark.slow
 def test_adjusted_default_finds_the_target_acceptance_on_an_ill_conditioned_gaussian():
     precision = np.logspace(0, 2, 5)
     result = parvi.sample(

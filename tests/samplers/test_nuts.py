@@ -21,6 +21,7 @@ NUM = 1000
 EFFECTIVE = 400
 
 
+@pytest.mark.slow
 def test_correlated_gaussian():
     covariance = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 100.0]])
     mean = np.array([3.0, -3.0, 30.0])
@@ -152,6 +153,7 @@ def test_at_most_as_many_steps_as_planned():
     assert not np.array_equal(planned.particles, early.particles)
 
 
+@pytest.mark.slow
 def test_chains_that_disagree_have_not_converged():
     """Two modes 40 standard deviations apart, and a chain in each."""
 
@@ -256,6 +258,7 @@ def kidscore_interaction(data):
     return target, lambda p: np.column_stack([p["beta"], p["sigma"]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "model", "settings"),
     [

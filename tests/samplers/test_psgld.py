@@ -42,6 +42,7 @@ def test_frozen_preconditioner_has_the_closed_form_on_an_ill_conditioned_gaussia
     assert np.abs(result.particles.mean(axis=0) / np.sqrt(variance)).max() < 4.5 / np.sqrt(num)
 
 
+@pytest.mark.slow
 def test_scales_four_orders_of_variance_apart_from_a_common_start():
     num = 1000
     scales = np.array([1.0, 0.1, 0.01])
@@ -60,6 +61,7 @@ def test_scales_four_orders_of_variance_apart_from_a_common_start():
     assert np.abs(result.particles.mean(axis=0) / scales).max() < 4.5 * np.sqrt(2 / num)
 
 
+@pytest.mark.slow
 def test_a_short_memory_doubles_the_variance():
     # An average over 10 steps follows a chain that remembers 50: G nears 1 / |s| and the density
     # p |x|, whose second moment is E|x|^3 / E|x| = 2. One over 1000 steps hardly moves; what is
@@ -97,6 +99,7 @@ def gammas(correction, particles, num_rows=1, num_keys=1):
     return np.asarray(added(jax.random.split(jax.random.key(0), num_keys)))
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_correction_is_the_derivative_of_the_preconditioner(num_rows):
     with jax.enable_x64(True):
@@ -115,6 +118,7 @@ def test_correction_is_the_derivative_of_the_preconditioner(num_rows):
         assert np.abs(expected).max() > 0.01
 
 
+@pytest.mark.slow
 def test_probed_correction_is_unbiased():
     with jax.enable_x64(True):
         particles = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))

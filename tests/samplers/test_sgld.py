@@ -73,6 +73,7 @@ def test_stationary_moments_with_mini_batch_noise():
     assert abs(pairs[:, 0].mean() - centre) < 4.5 * np.sqrt(total / NUM_REPLICATES)
 
 
+@pytest.mark.slow
 def test_the_bias_fades_with_the_steps():
     # The same model through ``sample``: after 1000 steps of 0.02 (10 + t)^-0.75 the step is 1e-4,
     # eta P = 0.02, and a Gaussian's variance 1 / (P (1 - eta P / 2)) is 1 % too large.
@@ -124,6 +125,7 @@ def test_nonsense_is_refused():
 MEAN, SDS = np.array([1.0, -1.0]), np.array([1.0, 2.0])
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize(
     "scale",
     [pytest.param(1.0, marks=pytest.mark.slow), 1e-3, pytest.param(1e3, marks=pytest.mark.slow)],
@@ -171,6 +173,7 @@ def test_the_first_step_scales_with_the_rows(ready):
     assert ratio == pytest.approx(100**power, rel=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ready",
     [parvi.sgld, parvi.psgld, pytest.param(parvi.pfg_algorithm_1, marks=pytest.mark.slow)],

@@ -40,6 +40,7 @@ def trained(sampler, start, log_density, num_steps, key):
     return place.particles, memory
 
 
+@pytest.mark.slow
 def test_particles_and_new_draws_have_the_moments_of_a_gaussian():
     start = jax.random.normal(jax.random.key(0), (128, 2))
     sampler = parvi.stein_neural_sampler()
@@ -71,6 +72,7 @@ def test_starts_at_the_initial_particles():
     np.testing.assert_allclose(draws.std(axis=0), start.std(axis=0), rtol=0.03)
 
 
+@pytest.mark.slow
 def test_critic_learns_the_difference_of_scores():
     """For q = N(0, I) and p = N(m, I) the best critic is the constant m, the maximum |m|^2 / 2."""
     shift = np.array([0.5, -1.0], np.float32)

@@ -50,6 +50,7 @@ def draws():
     return x, scores
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("leaders", [[1], [1, 0], [0, 4, 2]])
 def test_a_coupling_is_a_change_of_coordinates(draws, leaders):
     x, scores = draws
@@ -144,6 +145,7 @@ def test_a_checkpoint_has_the_coordinates():
         np.testing.assert_array_equal(other.particles, whole.particles)
 
 
+@pytest.mark.slow
 def test_a_centred_hierarchy_comes_out_right():
     start = np.random.default_rng(4).normal(size=(NUM, 2 + GROUPS))
     result = parvi.sample(hierarchy, start, key=2)

@@ -72,6 +72,7 @@ def test_a_quadratic_likelihood_is_corrected_exactly():
     assert np.abs(differences(alone.full(), target.full(), particles)[1]).max() > 100
 
 
+@pytest.mark.slow
 def test_the_error_is_that_of_the_subset():
     target, particles = whole(logistic), points(0.2)
     centre = at_mean(target, particles)

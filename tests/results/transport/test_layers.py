@@ -42,6 +42,7 @@ def double():
 
 
 # More features than dimensions, and fewer: the determinant lemma is used in the smaller of both.
+@pytest.mark.first_quick
 @pytest.mark.parametrize(
     ("dim", "num_features", "inverted"),
     [
@@ -119,6 +120,7 @@ def test_a_point_without_an_inverse_is_nan():
     assert np.isnan(flat.inverse(jnp.asarray([[3.0]]))).all()
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("dim", [1, 2])
 def test_densities_integrate_to_one(dim):
     layer = chain_of(np.random.default_rng(3), dim, 4)

@@ -57,6 +57,7 @@ def test_exact_on_gaussians(exact):
     assert abs(exact.log_evidence() - constant) < 3 * found.standard_error
 
 
+@pytest.mark.slow
 def test_a_bent_target(bent):
     """The density of the map is that of its own draws, and better than the affine part alone."""
     transport = bent.transport
@@ -73,6 +74,7 @@ def test_a_bent_target(bent):
     assert affine.importance(4096).share < bent.importance.share - 0.05
 
 
+@pytest.mark.slow
 def test_sobol_draws_are_closer_than_independent_ones(bent):
     transport = bent.transport
     truth = transport.draw(0, 100_000).mean(axis=0)
