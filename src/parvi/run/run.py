@@ -110,6 +110,7 @@ class Run:
         self.history: list[tuple[str, Record]] = []
         self.status = Status.RUNNING
         self.compile_seconds = 0.0
+        self._gradients = 0
         self._number = self._first = -1
         self._stepper: Any = None
         self._compiles = True
@@ -184,6 +185,23 @@ class Run:
     def kl_rate(self) -> float:
         """The KL rate of the last step."""
         return float(self.history[-1][1].info.kl_rate[-1]) if self.history else float("nan")
+
+    @property
+    def num_gradients(self) -> int:
+        """The number of gradients evaluated in all stages, including those at the start."""
+        return len(self.carry.place.particles) + self._gradients
+
+    def last_step(self, limit: int) -> int | None:
+        """The last step that the run can make, or None if its steps are of several kinds.
+
+        A run of several stages mostly ends long before its limit, and a step of one stage takes
+        longer than one of another, so the limit says nothing about the time that is left.
+        """
+        if not self._is_staged:
+            return limit
+        if len(self.sampler.stages) > 1 or self.rounds is not None:
+            return None
+        return min(limit, self.sampler.max_steps, self.stage.sampler.max_steps)
 
     def gathered(self) -> Any:
         """All particles on this process."""
@@ -263,6 +281,7 @@ class Run:
             (name, record_of(arrays, number, extra))
             for number, (name, extra) in enumerate(facts["history"])
         ]
+        self._gradients = sum(_gradients_of(records) for _, records in self.history)
         self._round_began = facts["round_began"]
         self.status = Status(facts["status"])
         self.compile_seconds = facts["compile_seconds"]
@@ -291,6 +310,7 @@ class Run:
             self._compiles = False
         columns = jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], records)
         self.history.append((self.stage.name, self._with_rows(columns)))
+        self._gradients += _gradients_of(columns)
         ended = Status(int(self.carry.status))
         if ended == Status.RUNNING and self._is_staged and self.num_steps >= last:
             ended = Status.MAX_STEPS
@@ -473,6 +493,10 @@ class Run:
             values, scores = evaluate(self._seen.full(), place.particles)
             return Place(place.particles, scores, values)
         return _evaluated(self._seen, self.key, place.particles)
+
+
+def _gradients_of(records: Record) -> int:
+    return int(records.info.gradients.sum(dtype=np.int64))
 
 
 def _with_column(records: Record, name: str, column: Any) -> Record:
