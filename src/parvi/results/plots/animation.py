@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import subprocess
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -62,7 +63,12 @@ def animate(
         raise ValueError(f"{path} should end in .gif or .mp4.")
     writer = writers[path.suffix.lower()]
     if not writer.isAvailable():
-        raise ValueError(f"{path.suffix} needs ffmpeg, which is not installed: write a .gif.")
+        raise ValueError(
+            f"{path.suffix} needs ffmpeg, which was not found: install it (apt, brew and conda "
+            "call it ffmpeg), set matplotlib's rcParams['animation.ffmpeg_path'], or write a .gif."
+        )
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"The folder of {path} does not exist.")
     columns = columns_of(result, names, 2)
     if len(columns) != 2:
         raise ValueError(f"An animation has two parameters, got {len(columns)}.")
@@ -88,8 +94,19 @@ def animate(
         # The last frame stays for a second.
         held = [*frames, *[frames[-1]] * frames_per_second]
         moving = animation.FuncAnimation(figure, shown, frames=held, init_func=lambda: [])
-        moving.save(path, writer=writer(fps=frames_per_second))
+        try:
+            moving.save(path, writer=writer(fps=frames_per_second))
+        except (subprocess.CalledProcessError, BrokenPipeError) as error:
+            raise OSError(f"ffmpeg could not write {path}: {_last_words(error)}") from error
     return axis
+
+
+def _last_words(error: Exception) -> str:
+    """The last line that a program wrote to standard error before it failed."""
+    written = getattr(error, "stderr", None) or b""
+    text = written.decode(errors="replace") if isinstance(written, bytes) else written
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else str(error)
 
 
 def followed(result: Any, columns: Sequence[int], num_frames: int) -> list[Frame]:
