@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import COLOURS, new_axes
+from parvi.results.plots.style import COLOURS, LEGEND, new_axes
 
 
 def bands(
@@ -53,5 +53,5 @@ def bands(
         )
     middle = np.median(predictions, axis=0)
     axis.plot(x[order], middle[order], color=COLOURS[0], linewidth=1.5, label="median")
-    axis.legend()
+    axis.legend(**LEGEND)
     return axis

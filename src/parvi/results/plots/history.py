@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from parvi.results.plots.style import COLOURS, new_axes
+from parvi.results.plots.style import COLOURS, LEGEND, new_axes
 
 _WORDS = {
     "kl_rate": "fall of KL per time",
@@ -59,7 +59,7 @@ def history(result: Any, columns: tuple[str, ...] | None = None, axes: Any = Non
     handles, words = axes.ravel()[0].get_legend_handles_labels()
     once = dict(zip(words, handles, strict=True))
     axes.ravel()[0].legend(
-        once.values(), once.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=4
+        once.values(), once.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=4, **LEGEND
     )
     axes.ravel()[-1].set_xlabel("step")
     return axes

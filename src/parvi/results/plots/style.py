@@ -25,6 +25,8 @@ _SHARED: dict[Any, Any] = {
     "figure.dpi": 110,
     "savefig.dpi": 110,
 }
+# matplotlib takes the style of a legend from when it is drawn, not from when its axes were made.
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
 _INK = {"light": "#222222", "dark": "#DDDDDD"}
 
 
@@ -45,13 +47,15 @@ def styled(theme: str = "light") -> Iterator[None]:
 
 
 def new_axes(rows: int, columns: int, width: float = 2.4, height: float = 2.0) -> Any:
-    """An array of axes on a figure of its own, which no window shows."""
+    """An array of axes in the shared style, on a figure of its own that no window shows."""
     try:
+        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install 'parvi[plots]'.") from error
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure.subplots(rows, columns, squeeze=False)
+    with mpl.rc_context(_SHARED):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        return figure.subplots(rows, columns, squeeze=False)
 
 
 def columns_of(result: Any, names: Sequence[str] | None, most: int = MOST) -> list[int]:
