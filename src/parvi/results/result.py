@@ -20,7 +20,7 @@ from parvi.results.transport.importance import Importance
 from parvi.results.transport.making import flown, transport_of
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import Witness, witnessed
-from parvi.results.verdicts import Verdicts
+from parvi.results.verdicts import FAILED, Verdicts
 from parvi.run.initial import as_key, as_target
 from parvi.run.surroundings import surrounded
 from parvi.samplers.balance import Balanced
@@ -224,7 +224,9 @@ class Result:
             table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
         found = self.verdicts
         if found is not None:
-            table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": found.words()}
+            # No parameter of a run that failed is ok, whatever its numbers are.
+            words = np.full(len(matrix.T), FAILED) if self.status.failed else found.words()
+            table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": words}
         modes = self.known_modes() if np.any(self._tempered) else None
         if modes is not None and len(modes.weights) > 1:
             for k in range(len(modes.weights)):
@@ -257,8 +259,11 @@ class Result:
             return predicted(function, self.particles, key)
 
     def known_modes(self) -> modes.Modes | None:
-        """The modes as ``modes()`` finds them, or as they were saved; None if nobody knows."""
-        if self.target is None:
+        """The modes as ``modes()`` finds them, or as they were saved; None if nobody knows.
+
+        Particles of a run that failed have none.
+        """
+        if self.target is None or self.status.failed:
             return self.saved_findings.modes
         if "found_modes" not in self.__dict__:
             self.__dict__["found_modes"] = self.modes()
@@ -270,7 +275,8 @@ class Result:
         known = self.target is not None or self.saved_findings.check is not None
         if known and not self.status.failed:
             check = self.check()
-        return verdict_of(self.status, check, self.known_modes())
+        dim = len(self.names) if self.flat is None else self.flat.shape[1]
+        return verdict_of(self.status, check, self.known_modes(), (self.num_particles, dim))
 
     def report(self, path: Any, title: str = "parvi report", names: list[str] | None = None) -> Any:
         """Write a page that shows this result and needs nothing but itself; returns its path.
