@@ -196,7 +196,7 @@ def resume(
     if named(sampler) != identity["sampler"]:
         raise ValueError(
             f"The run in {folder} had another sampler: give it, sampler=..., as it was: "
-            f"{identity['sampler'][:200]}."
+            f"{' '.join(identity['sampler'].split())[:200]}."
         )
     if identity["mesh"] != "None":
         raise ValueError("A run on a mesh goes on by the call of parvi.sample that began it.")
