@@ -79,6 +79,12 @@ def test_the_verdict_comes_first(page, bad, tmp_path):
     assert words[first + 1].startswith("Do not take these particles for a sample")
 
 
+def test_how_to_reproduce_names_what_was_asked_for(page, bad, tmp_path):
+    assert "parvi.sample(target, init, key=0)" in page.read_text()
+    text = bad.report(tmp_path / "bad.html").read_text()
+    assert "parvi.sample(target, init, sampler=sampler, key=0, num_steps=3)" in text
+
+
 def test_a_saved_result_has_the_same_report(good, page, tmp_path):
     good.save(tmp_path / "run.npz")
     loaded = parvi.load(tmp_path / "run.npz")
@@ -188,11 +194,11 @@ def look(browser, axe, path, width, theme):
     shown.on("request", lambda request: requests.append(request.url))
     shown.goto(path.as_uri())
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
-    shown.click("table.summary th:nth-child(2) button")
-    cells = "table.summary tbody tr:not([hidden]) td:nth-child(2)"
+    shown.click("table.summary th:nth-child(3) button")
+    cells = "table.summary tbody tr:not([hidden]) td:nth-child(3)"
     means = [float(text) for text in shown.locator(cells).all_inner_texts()]
     assert means == sorted(means)
-    shown.click("table.summary th:nth-child(2) button")
+    shown.click("table.summary th:nth-child(3) button")
     falling = [float(text) for text in shown.locator(cells).all_inner_texts()]
     assert falling == sorted(means, reverse=True)
     shown.fill("#filter", "scale")

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import COLOURS, columns_of, limits, new_axes, styled
+from parvi.results.plots.style import columns_of, limits, new_axes, palette, styled
 from parvi.run.initial import as_key, initial_values
 from parvi.run.run import Run
 from parvi.run.start import started, three_keys
@@ -84,7 +84,7 @@ def animate(
             xlim=limits(every[:, 0]),
             ylim=limits(every[:, 1]),
         )
-        dots = axis.scatter(*frames[0].points.T, s=8, color=COLOURS[0], linewidth=0)
+        dots = axis.scatter(*frames[0].points.T, s=8, color=palette()[0], linewidth=0)
 
         def shown(frame: Frame):
             dots.set_offsets(frame.points)

@@ -25,10 +25,15 @@ class Verdict(NamedTuple):
     reasons: tuple[str, ...]
     advice: tuple[str, ...]
 
+    @property
+    def heading(self) -> str:
+        """What to write over the advice."""
+        return "Keep in mind" if self.believable else "What to do"
+
     def __str__(self) -> str:
         lines = [self.headline, *(f"- {sentence}" for sentence in self.reasons)]
         if self.advice:
-            lines += ["What to do:", *(f"- {sentence}" for sentence in self.advice)]
+            lines += [f"{self.heading}:", *(f"- {sentence}" for sentence in self.advice)]
         return "\n".join(lines)
 
 
