@@ -6,10 +6,11 @@ import types
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import parvi
-from parvi.cli import app
+from parvi.cli import app, runs
 from parvi.cli.files import target_of
 
 MODEL = """
@@ -186,3 +187,16 @@ def test_completion_is_there():
     words = {"_PARVI_COMPLETE": "complete_bash", "COMP_WORDS": "parvi sam", "COMP_CWORD": "1"}
     done = CliRunner().invoke(app, [], prog_name="parvi", env=words)
     assert done.stdout.split() == ["sample"]
+
+
+@pytest.mark.parametrize(("checkpoint", "said"), [("ck", "It is in ck"), (None, "--checkpoint")])
+def test_an_interrupt_says_how_to_go_on(capsys, checkpoint, said):
+    def interrupted():
+        raise parvi.SamplingInterrupted("", types.SimpleNamespace(num_steps=7))
+
+    with pytest.raises(typer.Exit) as ended:
+        runs._ran(interrupted, checkpoint)
+    assert ended.value.exit_code == runs.INTERRUPTED
+    words = capsys.readouterr().err
+    assert "after 7 steps" in words
+    assert said in words
