@@ -1,13 +1,17 @@
 """``parvi sample``, ``check``, ``report`` and ``resume``, as a shell calls them."""
 
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import parvi
-from parvi.cli import app
+from parvi.cli import app, runs
+from parvi.cli.files import target_of
 
 MODEL = """
 import jax.numpy as jnp, numpy as np, parvi
@@ -19,6 +23,14 @@ def log_density(p, data):
 plain = lambda x: -0.5 * jnp.sum(x**2)
 def wrong(p, data):
     return p["nothing"]
+"""
+NUMPYRO = """
+import numpyro, numpyro.distributions as dist
+def model(x, y):
+    slope = numpyro.sample("slope", dist.Normal(0, 2))
+    numpyro.sample("y", dist.Normal(slope * x, 0.5), obs=y)
+def broken(x, y):
+    numpyro.sample("y", dist.Normal(x, z), obs=y)
 """
 
 
@@ -99,12 +111,92 @@ def test_what_is_not_believed_has_another_code(folder):
         (["check", "{}/data.npz"], "is not a result of parvi"),
         (["report", "{}/none.npz"], "none.npz"),
         (["resume", "{}/none", "{}/model.py", "--data", "{}/data.csv"], "none"),
+        (["sample", "{}/model.py", "--data", "{}/none.csv"], "No such file or directory: "),
+        (["sample", "{}/model.py", "--data", "{}/semicolons.csv"], "separate columns by commas"),
+        (["sample", "{}/model.py", "--data", "{}/names.csv"], "no column of numbers"),
+        (["sample", "{}/model.py", "--out", "{}/none/run.npz"], "cannot be written"),
+        (["sample", "{}/model.py", "--report", "{}"], "is a folder"),
+        (["sample", "{}/density.py"], "define like ="),
+        (["sample", "{}/no_module.py"], "no_module.py, line 2"),
     ],
 )
 def test_bad_requests_are_one_line(folder, words, said):
     (folder / "words.csv").write_text("x,y\n1,2\nred,3\n")
     (folder / "ragged.csv").write_text("x,y\n1,2\n3\n")
+    (folder / "semicolons.csv").write_text("x;y\n1,5;2\n")
+    (folder / "names.csv").write_text("name\nAda\n")
+    (folder / "density.py").write_text("def log_density(x):\n    return -x @ x\n")
+    (folder / "no_module.py").write_text("\nimport no_such_module\n")
     done = called(*(word.format(folder) for word in words))
     assert done.exit_code == 1, done.output
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_what_no_model_needs_is_left_out_and_said(folder, capsys):
+    pytest.importorskip("numpyro")
+    (folder / "numpyro_model.py").write_text(NUMPYRO)
+    (folder / "more.csv").write_text("x,name,y,year\n1,Ada,2,2007\n2,Bob,4,2007\n")
+    target = target_of(f"{folder}/numpyro_model.py", folder / "more.csv")
+    assert target.layout.flat_names() == ["slope"]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[-1] for line in said] == ["name.", "year."]
+
+
+def test_a_numpyro_model_without_its_data_is_one_line(folder):
+    pytest.importorskip("numpyro")
+    (folder / "numpyro_model.py").write_text(NUMPYRO)
+    (folder / "half.json").write_text('{"x": [1.0]}')
+    for words, said in (
+        ([], "takes x, y, and there are no data: give --data"),
+        (["--data", folder / "half.json"], "takes x, y, and the data have x"),
+    ):
+        done = called("sample", f"{folder}/numpyro_model.py", *words)
+        assert done.exit_code == 1
+        assert said in done.stderr
+    done = called("sample", f"{folder}/numpyro_model.py:broken", "--data", folder / "data.csv")
+    assert done.exit_code == 1
+    assert "raised NameError: name 'z' is not defined" in done.stderr
+    assert "numpyro_model.py, line 7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("Exception: variable name=J", "Stan refuses line.stan with these data. Exception: var"),
+        (
+            "Command make failed.\nstdout:\ng++\n\nstderr:\n';' expected.\nmake: *** Error 1",
+            "line.stan does not compile.\n';' expected.\n",
+        ),
+    ],
+)
+def test_what_stan_says_is_passed_on(tmp_path, monkeypatch, raised, said):
+    class StanModel:
+        def __init__(self, *_):
+            raise RuntimeError(raised)
+
+    monkeypatch.setitem(sys.modules, "bridgestan", types.SimpleNamespace(StanModel=StanModel))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "line.stan").write_text("")
+    done = called("sample", "line.stan")
+    assert done.exit_code == 1
+    assert said in done.stderr
+
+
+def test_completion_is_there():
+    words = {"_PARVI_COMPLETE": "complete_bash", "COMP_WORDS": "parvi sam", "COMP_CWORD": "1"}
+    done = CliRunner().invoke(app, [], prog_name="parvi", env=words)
+    assert done.stdout.split() == ["sample"]
+
+
+@pytest.mark.parametrize(("checkpoint", "said"), [("ck", "It is in ck"), (None, "--checkpoint")])
+def test_an_interrupt_says_how_to_go_on(capsys, checkpoint, said):
+    def interrupted():
+        raise parvi.SamplingInterrupted("", types.SimpleNamespace(num_steps=7))
+
+    with pytest.raises(typer.Exit) as ended:
+        runs._ran(interrupted, checkpoint)
+    assert ended.value.exit_code == runs.INTERRUPTED
+    words = capsys.readouterr().err
+    assert "after 7 steps" in words
+    assert said in words

@@ -64,9 +64,37 @@ def test_every_page_is_in_the_site_and_every_link_leads_somewhere():
     listed = set(re.findall(r": ([a-z0-9/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     assert all((DOCS / page).exists() for page in listed)
     assert {f"tutorials/{page.name}" for page in TUTORIALS} <= listed
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+    for page in [
+        *PAGES,
+        *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    ]:
+        for link, _, anchor in links_of(page):
+            found = page if not link else page.parent / link
+            assert found.exists(), f"{page.name} links to {link}"
+            assert not anchor or anchor in anchors_of(found), f"{page.name}: {link}#{anchor}"
+
+
+def links_of(page):
+    """The relative links of a page, each as its file, "#" and its anchor."""
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    return [link.partition("#") for link in links if not re.match(r"[a-z]+:", link)]
+
+
+def anchors_of(page):
+    """The anchors of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def test_a_dead_link_would_be_found(tmp_path):
+    (tmp_path / "page.md").write_text(
+        "# One, two\n[a](none.md#x) [b](https://host/c) [d](#one-two)\n"
+    )
+    assert links_of(tmp_path / "page.md") == [("none.md", "#", "x"), ("", "#", "one-two")]
+    assert anchors_of(tmp_path / "page.md") == {"one-two"}
 
 
 def test_every_public_name_is_in_the_reference():

@@ -79,7 +79,8 @@ def sample(
         Maximum number of steps. The run ends earlier if the sampler is done. None means the
         sampler's own limit.
     progress
-        Whether to show a bar on standard error. None shows it if standard error is a terminal.
+        Whether to show stage, gradients, KL rate and time on standard error, and the time left
+        where the number of steps is known. None shows them if standard error is a terminal.
     checkpoint
         A folder. The run is saved there every ten seconds or so, and the same call goes on with
         what it finds there, bit for bit as if it had never been interrupted; another run's folder
@@ -139,7 +140,7 @@ def sample(
         )
         sharding = particle_sharding(mesh, len(place.particles))
         limit = sampler.max_steps if num_steps is None else int(num_steps)
-        bar = stack.enter_context(Bar(limit, progress))
+        bar = stack.enter_context(Bar(None, progress))
         kept = saved = None
         if checkpoint is not None:
             call = _call(target, dtype, keys.steps, num_steps, num_moved)
@@ -191,7 +192,7 @@ def resume(
     if named(sampler) != identity["sampler"]:
         raise ValueError(
             f"The run in {folder} had another sampler: give it, sampler=..., as it was: "
-            f"{identity['sampler'][:200]}."
+            f"{' '.join(identity['sampler'].split())[:200]}."
         )
     if identity["mesh"] != "None":
         raise ValueError("A run on a mesh goes on by the call of parvi.sample that began it.")
@@ -211,7 +212,7 @@ def resume(
         run.restore(saved)
         num_steps = call["num_steps"]
         limit = sampler.max_steps if num_steps is None else num_steps
-        bar = stack.enter_context(Bar(limit, progress))
+        bar = stack.enter_context(Bar(None, progress))
         kept = Checkpoint(folder, identity, call)
         settings = Settings(None, call["key"], None, sampler, num_steps)
         ended = _ended(run, limit, bar, interrupts, kept, began, settings, call["num_moved"])
@@ -271,19 +272,23 @@ def _driven(
     Returns what was raised on the way, if the particles are still there.
     """
     chunk, compiled = 1, run.compile_seconds
+    bar.begin(run.num_steps, run.last_step(limit))
     try:
         while not run.is_done and run.num_steps < limit and not interrupts.came:
             before, done = time.perf_counter(), run.num_steps
             run.advance(min(chunk, limit - done))
             seconds = time.perf_counter() - before
             steps = run.num_steps - done
-            bar.update(run.num_steps, run.stage.name, run.kl_rate, steps / seconds)
+            has_compiled = run.compile_seconds > compiled
+            bar.update(
+                run.num_steps, run.stage.name, run.num_gradients, run.kl_rate, not has_compiled
+            )
             if kept is not None and kept.is_due:
                 kept.write(*run.state())
-            if run.compile_seconds == compiled:
-                chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, CAPACITY))
-            else:
+            if has_compiled:
                 chunk, compiled = 1, run.compile_seconds
+            else:
+                chunk = int(np.clip(steps / seconds * _SECONDS_PER_CHUNK, 1, CAPACITY))
     except (KeyboardInterrupt, Exception) as error:
         # Large arrays are moved in place, and may be gone. Without a step nothing is lost.
         if run.particles.is_deleted() or (run.num_steps == 0 and isinstance(error, Exception)):

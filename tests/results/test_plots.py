@@ -1,5 +1,8 @@
 """Plots show what they say they show: the data on the axes is compared, not the pixels."""
 
+import shutil
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -77,6 +80,46 @@ def test_animation_ends_where_the_run_does(result, tmp_path):
     assert (tmp_path / "flow.gif").read_bytes()[:6] == b"GIF89a"
 
 
+def test_a_film_is_an_mp4(result, tmp_path):
+    if shutil.which("ffmpeg") is None:
+        pytest.skip("needs ffmpeg")
+    axis = parvi.plots.animate(result, tmp_path / "flow.mp4", num_frames=3)
+    np.testing.assert_array_equal(axis.collections[0].get_offsets(), result.matrix())
+    assert (tmp_path / "flow.mp4").read_bytes()[4:8] == b"ftyp"
+
+
+def with_ffmpeg(folder, monkeypatch, script):
+    """A folder that is the whole path, with a program called ffmpeg if there is a script."""
+    folder = folder / "bin"
+    folder.mkdir()
+    if script is not None:
+        (folder / "ffmpeg").write_text(f"#!{sys.executable} -S\n{script}")
+        (folder / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_ffmpeg_gets_every_frame(result, tmp_path, monkeypatch):
+    script = "import sys; open(sys.argv[-1], 'wb').write(sys.stdin.buffer.read())"
+    with_ffmpeg(tmp_path, monkeypatch, script)
+    axis = parvi.plots.animate(result, tmp_path / "flow.mp4", num_frames=3, frames_per_second=2)
+    width, height = axis.figure.canvas.get_width_height(physical=True)
+    num_frames = len(chosen_steps(result.num_steps, 3)) + 2
+    # H.264 takes even sizes only, and a frame has four bytes a pixel.
+    even = 4 * (width // 2 * 2) * (height // 2 * 2)
+    assert (tmp_path / "flow.mp4").stat().st_size == num_frames * even
+
+
+def test_no_ffmpeg_and_a_broken_one_are_said(result, tmp_path, monkeypatch):
+    with_ffmpeg(tmp_path, monkeypatch, None)
+    with pytest.raises(ValueError, match=r"install it .* or write a \.gif"):
+        parvi.plots.animate(result, tmp_path / "flow.mp4")
+    script = "import sys; sys.stdin.buffer.read(); sys.exit('Unknown encoder')"
+    (tmp_path / "second").mkdir()
+    with_ffmpeg(tmp_path / "second", monkeypatch, script)
+    with pytest.raises(OSError, match=r"could not write .*flow.mp4: Unknown encoder"):
+        parvi.plots.animate(result, tmp_path / "flow.mp4", num_frames=2, frames_per_second=1)
+
+
 @pytest.mark.parametrize(("num_steps", "num_frames"), [(3, 10), (500, 20), (20, 20)])
 def test_frames_begin_and_end_with_the_run(num_steps, num_frames):
     steps = chosen_steps(num_steps, num_frames)
@@ -92,6 +135,7 @@ def test_frames_begin_and_end_with_the_run(num_steps, num_frames):
         (lambda r: parvi.plots.history(r, ("energy",)), "no column 'energy'"),
         (lambda r: parvi.plots.bands(np.zeros(2), np.zeros((3, 3))), "a row for every particle"),
         (lambda r: parvi.plots.animate(r, "flow.avi"), "gif or .mp4"),
+        (lambda r: parvi.plots.animate(r, "nowhere/flow.gif"), "folder of nowhere/flow.gif"),
     ],
 )
 def test_bad_requests(result, call, words):

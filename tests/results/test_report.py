@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 import parvi
+from parvi.results.checks import Check
+from parvi.results.modes import Modes
+from parvi.results.report.words import verdict_of
 
 pytest.importorskip("matplotlib")
 
@@ -76,6 +79,12 @@ def test_the_verdict_comes_first(page, bad, tmp_path):
     assert words[first + 1].startswith("Do not take these particles for a sample")
 
 
+def test_how_to_reproduce_names_what_was_asked_for(page, bad, tmp_path):
+    assert "parvi.sample(target, init, key=0)" in page.read_text()
+    text = bad.report(tmp_path / "bad.html").read_text()
+    assert "parvi.sample(target, init, sampler=sampler, key=0, num_steps=3)" in text
+
+
 def test_a_saved_result_has_the_same_report(good, page, tmp_path):
     good.save(tmp_path / "run.npz")
     loaded = parvi.load(tmp_path / "run.npz")
@@ -90,6 +99,45 @@ def test_a_file_without_findings_says_so(good, tmp_path):
     verdict = parvi.load(tmp_path / "plain.npz").verdict()
     assert verdict.believable is None
     assert "result.check()" in verdict.reasons[0]
+
+
+def test_a_failed_run_has_a_report(good, tmp_path):
+    failed = good.with_status(parvi.Status.DIVERGED)
+    assert set(failed.summary()["verdict"]) == {"failed"}
+    assert failed.known_modes() is None
+    words = [word for word in parsed(failed.report(tmp_path / "failed.html")).words if word]
+    assert "The run failed (DIVERGED). Do not use these particles." in words
+    assert str(failed.verdict()).startswith("The run failed (DIVERGED)")
+
+
+def modes_of(*weights, error):
+    labels = np.zeros(256, int)
+    return Modes(np.array(weights), np.full(len(weights), error), labels, ())
+
+
+FINE, WRONG = Check(True, (), {}), Check(False, ("Too narrow.",), {})
+DONE, MOST = parvi.Status.CONVERGED, parvi.Status.MAX_STEPS
+
+
+@pytest.mark.parametrize(
+    ("status", "check", "modes", "shape", "believable", "first"),
+    [
+        (DONE, FINE, modes_of(1.0, error=np.nan), (256, 4), True, "can be taken for a sample"),
+        (DONE, FINE, modes_of(0.4, 0.6, error=0.01), (256, 4), True, "can be taken for a sample"),
+        (DONE, FINE, None, (20, 4), None, "Nobody can tell whether these 20 particles are"),
+        (DONE, FINE, None, (100, 200), True, "not their correlations: there are too few of them"),
+        (DONE, WRONG, modes_of(0.4, 0.6, error=np.nan), (256, 4), False, "in 2 separated modes"),
+        (DONE, WRONG, modes_of(1.0, error=np.nan), (256, 4), False, "the tests below failed"),
+        (DONE, WRONG, None, (12, 30), False, "there are too few of them, 12 for 30 parameters"),
+        (MOST, FINE, None, (256, 4), False, "the run was stopped before it was done"),
+    ],
+)
+def test_the_first_line_says_what_matters_most(status, check, modes, shape, believable, first):
+    verdict = verdict_of(status, check, modes, shape)
+    assert verdict.believable is believable
+    assert first in verdict.headline
+    assert verdict.headline.startswith("Do not take") == (believable is False)
+    assert str(verdict).splitlines()[0] == verdict.headline
 
 
 def test_per_parameter_verdicts(good, bad):
@@ -146,11 +194,11 @@ def look(browser, axe, path, width, theme):
     shown.on("request", lambda request: requests.append(request.url))
     shown.goto(path.as_uri())
     assert shown.evaluate("document.documentElement.scrollWidth") <= width
-    shown.click("table.summary th:nth-child(2) button")
-    cells = "table.summary tbody tr:not([hidden]) td:nth-child(2)"
+    shown.click("table.summary th:nth-child(3) button")
+    cells = "table.summary tbody tr:not([hidden]) td:nth-child(3)"
     means = [float(text) for text in shown.locator(cells).all_inner_texts()]
     assert means == sorted(means)
-    shown.click("table.summary th:nth-child(2) button")
+    shown.click("table.summary th:nth-child(3) button")
     falling = [float(text) for text in shown.locator(cells).all_inner_texts()]
     assert falling == sorted(means, reverse=True)
     shown.fill("#filter", "scale")

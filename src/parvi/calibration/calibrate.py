@@ -172,7 +172,7 @@ def calibrate(
     target = Target(model.log_density, like=first[0], constraints=model.constraints, data=first[1])
     ended: collections.Counter[Status] = collections.Counter()
     found = []
-    with Bar(num, progress, "calibrating") as bar:
+    with Bar(num, progress) as bar:
         for number in range(num):
             truth, own = jax.tree_util.tree_map(lambda leaf, i=number: leaf[i], (truths, data))
             with warnings.catch_warnings():
@@ -191,7 +191,8 @@ def calibrate(
                 )
             ended[result.status] += 1
             found.append(_ranked(model, result.particles, truth, own))
-            bar.show(number + 1, "data sets")
+            # The first run compiles for all of them.
+            bar.show(number + 1, f"calibrating, data set {number + 1}/{num}", is_typical=number > 0)
     ranks = np.stack(found)
     seed = np.asarray(jax.random.key_data(key_ties)).tolist()
     u = statistics.uniforms(ranks, result.num_particles, np.random.default_rng(seed))

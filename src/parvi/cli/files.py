@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 
 import parvi
+from parvi.cli.errors import note, of_model
 from parvi.run.initial import as_target
 from parvi.targets.target import AbstractTarget
 
 # Names that are looked for in a file if none is given.
 _NAMES = ("target", "model", "log_density")
+
+_LIKE = "like = (one particle, for instance np.zeros(3)) beside it"
 
 
 def target_of(place: str, data: pathlib.Path | None) -> AbstractTarget:
@@ -31,7 +34,8 @@ def target_of(place: str, data: pathlib.Path | None) -> AbstractTarget:
         raise ValueError(f"There is no file {path}; give model.py:name or model.stan.")
     values = None if data is None else read_data(data)
     if path.endswith(".stan"):
-        return parvi.from_stan(path, {} if values is None else values)
+        with of_model(path):
+            return parvi.from_stan(path, {} if values is None else values)
     if not path.endswith(".py"):
         raise ValueError(f"{path} should end in .py or .stan.")
     module = _module(pathlib.Path(path))
@@ -50,10 +54,8 @@ def _module(path: pathlib.Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
-    try:
+    with of_model(str(path)):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{path} raised {type(error).__name__}: {error}.") from error
     return module
 
 
@@ -71,19 +73,47 @@ def _as_target(found: Any, module: Any, data: dict[str, Any] | None, place: str)
     if not callable(found):
         return as_target(found)
     like, constraints = getattr(module, "like", None), getattr(module, "constraints", None)
-    if _is_numpyro(found, data):
-        return parvi.from_numpyro(found, **(data or {}))
-    if like is not None:
-        if _num_arguments(found) == 1:
-            return parvi.Target(found, like, constraints)
-        if data is None:
-            raise ValueError(f"{place} takes data as its second argument: give --data.")
-        return parvi.Target(found, like, constraints, data=data)
-    made = found() if data is None else found(data)
+    if like is None:
+        return _made(found, data, place)
+    if len(_required(found)) == 1:
+        return parvi.Target(found, like, constraints)
+    if data is None:
+        raise ValueError(f"{place} takes data as its second argument: give --data.")
+    return parvi.Target(found, like, constraints, data=data)
+
+
+def _made(found: Callable, data: dict[str, Any] | None, place: str) -> AbstractTarget:
+    """The target of a NumPyro model, or of a function of the data that returns a model."""
+    given, required = data or {}, _required(found)
+    # A function of the data takes them whole, under a name that no column has.
+    whole = len(required) == 1 and data is not None and required[0] not in data
+    if "numpyro" in sys.modules and not whole:
+        missing = [name for name in required if name not in given]
+        if missing:
+            there = (
+                f"the data have {', '.join(given)}" if given else "there are no data: give --data"
+            )
+            raise ValueError(
+                f"{place} takes {', '.join(required)}, and {there}. If it is a log density, define "
+                f"{_LIKE}."
+            )
+        own = _accepted(found, given)
+        with of_model(place):
+            if _has_sites(found, own):
+                unused = [name for name in given if name not in own]
+                if unused:
+                    note(f"{place} takes no argument of these names: {', '.join(unused)}.")
+                return parvi.from_numpyro(found, **own)
+    if len(required) != (data is not None):
+        raise ValueError(
+            f"{place} takes {', '.join(required) or 'no argument'}. If it is a log density, define "
+            f"{_LIKE}; if it makes a model, let it take the data, and give --data."
+        )
+    with of_model(place):
+        made = found() if data is None else found(data)
     if callable(made) and not isinstance(made, AbstractTarget):
         raise ValueError(
-            f"{place} should return a target or a model; if it is a log density, define like = "
-            "(one particle, for instance np.zeros(3)) beside it."
+            f"{place} should return a target or a model; if it is a log density, define {_LIKE}."
         )
     return as_target(made)
 
@@ -94,26 +124,27 @@ def _with_data(target: Any, data: dict[str, Any]) -> AbstractTarget:
     return target.with_data(data)
 
 
-def _is_numpyro(function: Callable, data: dict[str, Any] | None) -> bool:
+def _has_sites(function: Callable, data: dict[str, Any]) -> bool:
     """Whether the function has sample sites of NumPyro's when it is called with the data."""
-    if "numpyro" not in sys.modules:
-        return False
     from numpyro import handlers
 
-    try:
-        inspect.signature(function).bind(**(data or {}))
-        sites = handlers.trace(handlers.seed(function, 0)).get_trace(**(data or {}))
-    except Exception:
-        # A log density takes a particle, and is no model.
-        return False
+    sites = handlers.trace(handlers.seed(function, 0)).get_trace(**data)
     return any(site["type"] == "sample" for site in sites.values())
 
 
-def _num_arguments(function: Callable) -> int:
-    """How many arguments without a default a function has."""
+def _required(function: Callable) -> list[str]:
+    """The names of the arguments without a default."""
     parameters = inspect.signature(function).parameters.values()
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.kind not in several and p.default is p.empty]
+
+
+def _accepted(function: Callable, data: dict[str, Any]) -> dict[str, Any]:
+    """The data that a function has an argument for."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return data
+    return {name: value for name, value in data.items() if name in parameters}
 
 
 def read_data(path: pathlib.Path) -> dict[str, Any]:
@@ -130,12 +161,27 @@ def _csv(path: pathlib.Path) -> dict[str, np.ndarray]:
     if len(rows) < 2:
         raise ValueError(f"{path} should have a header and at least one row.")
     header, body = [name.strip() for name in rows[0]], rows[1:]
+    if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
+        raise ValueError(
+            f"{path} has one column, {header[0]!r}: separate columns by commas, and write decimals "
+            "with a point."
+        )
     ragged = next((i for i, row in enumerate(body) if len(row) != len(header)), None)
     if ragged is not None:
         raise ValueError(
             f"{path} has {len(body[ragged])} values in row {ragged + 2}, and {len(header)} columns."
         )
-    return {name: _column(path, name, [row[i] for row in body]) for i, name in enumerate(header)}
+    columns = {name: [row[i] for row in body] for i, name in enumerate(header)}
+    # Names of rows and the like; a column with some numbers is meant to be read.
+    words = [name for name, column in columns.items() if not any(map(_is_number, column))]
+    if len(words) == len(columns):
+        raise ValueError(f"{path} has no column of numbers.")
+    if words:
+        note(
+            f"{path} has words instead of numbers in these columns, and the model does not get "
+            f"them: {', '.join(words)}."
+        )
+    return {name: _column(path, name, own) for name, own in columns.items() if name not in words}
 
 
 def _column(path: pathlib.Path, name: str, words: list[str]) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
-import traceback
+import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,7 +13,7 @@ import typer
 from rich.console import Console
 
 import parvi
-from parvi.cli.errors import in_one_line
+from parvi.cli.errors import in_one_line, note, of_model
 from parvi.cli.files import target_of
 from parvi.run.compile.cache import keep_compiled
 from parvi.samplers.catalogue import READY
@@ -21,6 +22,7 @@ from parvi.samplers.catalogue import READY
 NOT_BELIEVED, FAILED, INTERRUPTED = 3, 4, 130
 
 _MODEL = typer.Argument(help="model.py:name, or model.stan.", metavar="MODEL")
+_RUN = typer.Argument(help="A result that was saved.", metavar="RUN")
 _DATA = typer.Option(help="CSV with a header, npz, or JSON.")
 _OUT = typer.Option(help="File of the result.")
 _REPORT = typer.Option(help="Also write a report to this file.")
@@ -50,23 +52,26 @@ def sample(
     with in_one_line():
         if sampler not in READY:
             raise ValueError(f"--sampler {sampler} is unknown; there are {', '.join(READY)}.")
+        _check_files(out, report)
         target = target_of(model, data)
         chosen = READY[sampler]()
-        run = _ran(
-            lambda: parvi.sample(
-                target,
-                key=seed,
-                num_particles=particles,
-                sampler=chosen,
-                num_steps=steps,
-                checkpoint=checkpoint,
+        with of_model(model):
+            run = _ran(
+                lambda: parvi.sample(
+                    target,
+                    key=seed,
+                    num_particles=particles,
+                    sampler=chosen,
+                    num_steps=steps,
+                    checkpoint=checkpoint,
+                ),
+                checkpoint,
             )
-        )
         _finish(run, out, report, as_json, title=model)
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="The folder of --checkpoint.")],
+    folder: Annotated[Path, typer.Argument(help="The folder of --checkpoint.", metavar="FOLDER")],
     model: Model,
     data: Data = None,
     sampler: Annotated[str, _SAMPLER] = "pfg",
@@ -77,15 +82,17 @@ def resume(
     """Go on with a run from its checkpoint."""
     keep_compiled()
     with in_one_line():
-        target = target_of(model, data)
         if sampler not in READY:
             raise ValueError(f"--sampler {sampler} is unknown; there are {', '.join(READY)}.")
-        run = _ran(lambda: parvi.resume(folder, target, sampler=READY[sampler]()))
+        _check_files(out, report)
+        target = target_of(model, data)
+        with of_model(model):
+            run = _ran(lambda: parvi.resume(folder, target, sampler=READY[sampler]()), folder)
         _finish(run, out, report, as_json, title=model)
 
 
 def check(
-    run: Annotated[Path, typer.Argument(help="A result that was saved.")],
+    run: Annotated[Path, _RUN],
     model: Annotated[str | None, typer.Option(help="Check it anew with this model.")] = None,
     data: Data = None,
     as_json: Annotated[bool, _JSON] = False,
@@ -97,7 +104,7 @@ def check(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A result that was saved.")],
+    run: Annotated[Path, _RUN],
     out: Annotated[Path | None, typer.Option(help="File of the report.")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
@@ -114,7 +121,7 @@ def _loaded(path: Path, model: str | None, data: Path | None) -> parvi.Result:
     return result if model is None else dataclasses.replace(result, target=target_of(model, data))
 
 
-def _ran(run: Any) -> parvi.Result:
+def _ran(run: Any, checkpoint: Path | None) -> parvi.Result:
     """The result of a run, also if it failed; an interrupt ends the command."""
     try:
         with warnings.catch_warnings():
@@ -122,24 +129,29 @@ def _ran(run: Any) -> parvi.Result:
             warnings.simplefilter("ignore", parvi.NotAtRestWarning)
             return run()
     except parvi.SamplingInterrupted as error:
-        typer.echo(f"parvi: {error}", err=True)
+        on = f"It is in {checkpoint}: the same command goes on with it."
+        if checkpoint is None:
+            on = "It was not saved; with --checkpoint FOLDER, the same command would go on with it."
+        note(f"The run was interrupted after {error.result.num_steps} steps. {on}")
         raise typer.Exit(INTERRUPTED) from error
     except parvi.SamplingError as error:
-        typer.echo(f"parvi: {error}", err=True)
+        if error.__cause__ is not None:
+            # What a step raised is not in the verdict.
+            raise error.__cause__ from error
         return error.result
-    except (ValueError, OSError, ImportError):
-        raise
-    except Exception as error:
-        raise ValueError(_said_by_model(error)) from error
 
 
-def _said_by_model(error: Exception) -> str:
-    """What a user's function raised, and in which of its lines."""
-    package = str(Path(parvi.__file__).parent)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith(package) and "site-packages" not in f[0]]
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
-    return f"The model raised {type(error).__name__}: {error}{place}."
+def _check_files(out: Path | None, report: Path | None) -> None:
+    """Refuse files that could not be written after the run."""
+    for option, path in (("--out", out), ("--report", report)):
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            what = "is a folder" if path.is_dir() else f"cannot be written: look at {folder}"
+            raise ValueError(f"{option} {path} {what}.")
+    if report is not None and find_spec("matplotlib") is None:
+        raise ImportError("--report needs matplotlib: pip install 'parvi[plots]'.")
 
 
 def _finish(
@@ -189,18 +201,12 @@ def _plain(value: Any) -> Any:
 
 def _print(result: parvi.Result, verdict: Any, out: Any, report: Any) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    console.print(verdict.headline)
-    for sentence in verdict.reasons:
-        console.print(f"- {sentence}")
-    if verdict.advice and not verdict.believable:
-        console.print("What to do:")
-        for sentence in verdict.advice:
-            console.print(f"- {sentence}")
+    console.print(str(verdict))
     modes = result.known_modes()
     if modes is not None and len(modes.weights) > 1:
         console.print(str(modes))
     table = result.summary()
-    console.print(table.head(40).to_string(float_format=lambda value: f"{value:.4g}"))
+    console.print(table.head(40).to_string(float_format=lambda value: f"{value:.4g}", na_rep="-"))
     if len(table) > 40:
         console.print(f"... and {len(table) - 40} more parameters.")
     for word, path in (("Result", out), ("Report", report)):

@@ -44,12 +44,25 @@ def from_stan(
     """
     bridgestan = imported("bridgestan", "stan")
     if not isinstance(model, bridgestan.StanModel):
-        model = bridgestan.StanModel(str(model), data)
+        model = _built(bridgestan, str(model), data)
     elif data is not None:
         raise ValueError("A bridgestan.StanModel has its data already: leave data out.")
     labels = Labels({n: tuple(axes) for n, axes in (dims or {}).items()}, dict(coords or {}))
     adapter = StanModel(model, dict(predictive or {}), dict(log_likelihood or {}), labels)
     return Target(adapter.log_density, like=adapter.layout())
+
+
+def _built(bridgestan: Any, path: str, data: Any) -> Any:
+    """The compiled model with its data, or Stan's own words about what is wrong with them."""
+    try:
+        return bridgestan.StanModel(path, data)
+    except RuntimeError as error:
+        said = str(error)
+        if "stderr:" in said:
+            # The program's output is in it; the compiler's message comes last.
+            said = said.split("stderr:")[-1].split("make: ***")[0].strip()
+            raise ValueError(f"{path} does not compile.\n{said}") from error
+        raise ValueError(f"Stan refuses {path} with these data. {said}") from error
 
 
 class StanModel(AbstractModel):

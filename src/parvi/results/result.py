@@ -215,7 +215,7 @@ class Result:
         from parvi.results.table import summarised
 
         met = self.known_modes() if np.any(self._tempered) else None
-        return summarised(self.matrix(), self.names, self.verdicts, met)
+        return summarised(self.matrix(), self.names, self.status, self.verdicts, met)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:
@@ -243,8 +243,11 @@ class Result:
             return predicted(function, self.particles, key)
 
     def known_modes(self) -> modes.Modes | None:
-        """The modes as ``modes()`` finds them, or as they were saved; None if nobody knows."""
-        if self.target is None:
+        """The modes as ``modes()`` finds them, or as they were saved; None if nobody knows.
+
+        Particles of a run that failed have none.
+        """
+        if self.target is None or self.status.failed:
             return self.saved_findings.modes
         if "found_modes" not in self.__dict__:
             self.__dict__["found_modes"] = self.modes()
@@ -256,7 +259,8 @@ class Result:
         known = self.target is not None or self.saved_findings.check is not None
         if known and not self.status.failed:
             check = self.check()
-        return verdict_of(self.status, check, self.known_modes())
+        dim = len(self.names) if self.flat is None else self.flat.shape[1]
+        return verdict_of(self.status, check, self.known_modes(), (self.num_particles, dim))
 
     def report(self, path: Any, title: str = "parvi report", names: list[str] | None = None) -> Any:
         """Write a page that shows this result and needs nothing but itself; returns its path.

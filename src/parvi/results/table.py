@@ -5,7 +5,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from parvi.results.modes import Modes
-from parvi.results.verdicts import Verdicts
+from parvi.results.verdicts import FAILED, Verdicts
+from parvi.status import Status
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # Rows that are printed; pandas leaves out the middle of more.
@@ -13,14 +14,20 @@ _MOST_ROWS = 60
 
 
 def summarised(
-    matrix: Float[np.ndarray, "n k"], names: list[str], found: Verdicts | None, met: Modes | None
+    matrix: Float[np.ndarray, "n k"],
+    names: list[str],
+    status: Status,
+    found: Verdicts | None,
+    met: Modes | None,
 ) -> "Summary":
     """Mean, standard deviation, quantiles and verdict of every column, and means of modes."""
     table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
     for quantile in _QUANTILES:
         table[f"{100 * quantile:g}%"] = np.quantile(matrix, quantile, axis=0)
     if found is not None:
-        table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": found.words()}
+        # No parameter of a run that failed is ok, whatever its numbers are.
+        words = np.full(len(names), FAILED) if status.failed else found.words()
+        table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": words}
     if met is not None and len(met.weights) > 1:
         for k in range(len(met.weights)):
             table[f"mode {k + 1}"] = matrix[met.labels == k].mean(axis=0)

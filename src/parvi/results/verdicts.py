@@ -21,6 +21,8 @@ _CHANCE = 0.01
 _NEGLIGIBLE = 0.1
 # The three words for what is wrong, in the order in which they are looked for.
 DRIFTS, NARROW, WIDE = "drifts", "too narrow", "too wide"
+# The word for every parameter of a run that failed.
+FAILED = "failed"
 
 
 class Verdicts(NamedTuple):

@@ -22,18 +22,22 @@ class Passage:
         How each stage of this round ended.
     reports
         What each stage of this round reported.
+    gradients
+        How many gradients all steps have evaluated.
     """
 
     def __init__(self) -> None:
         self.history: list[Block] = []
         self.done: dict[str, Status] = {}
         self.reports: dict[str, Any] = {}
+        self.gradients = 0
         self._kept: dict[str, Place] = {}
         self._round_began = 0
 
     def add(self, stage: str, records: Record) -> None:
         """The steps that a stage has just made."""
         self.history.append((stage, records))
+        self.gradients += _gradients_of(records)
 
     def add_column(self, name: str, column: np.ndarray) -> None:
         """A column of the last block that was not known before its steps were over."""
@@ -95,4 +99,9 @@ class Passage:
             (name, record_of(arrays, number, extra))
             for number, (name, extra) in enumerate(facts["history"])
         ]
+        self.gradients = sum(_gradients_of(records) for _, records in self.history)
         self._round_began = facts["round_began"]
+
+
+def _gradients_of(records: Record) -> int:
+    return int(records.info.gradients.sum(dtype=np.int64))

@@ -188,6 +188,23 @@ class Run:
         """The KL rate of the last step."""
         return float(self.history[-1][1].info.kl_rate[-1]) if self.history else float("nan")
 
+    @property
+    def num_gradients(self) -> int:
+        """The number of gradients evaluated in all stages, including those at the start."""
+        return len(self.carry.place.particles) + self._passage.gradients
+
+    def last_step(self, limit: int) -> int | None:
+        """The last step that the run can make, or None if its steps are of several kinds.
+
+        A run of several stages mostly ends long before its limit, and a step of one stage takes
+        longer than one of another, so the limit says nothing about the time that is left.
+        """
+        if not self._is_staged:
+            return limit
+        if len(self.sampler.stages) > 1 or self.rounds is not None:
+            return None
+        return min(limit, self.sampler.max_steps, self.stage.sampler.max_steps)
+
     def gathered(self) -> Any:
         """All particles on this process."""
         return gathered(self.particles, self._sharding)

@@ -2,6 +2,7 @@
 
 import contextlib
 import pathlib
+import subprocess
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import COLOURS, columns_of, limits, new_axes, styled
+from parvi.results.plots.style import columns_of, limits, new_axes, palette, styled
 from parvi.run.initial import as_key, initial_values
 from parvi.run.run import Run
 from parvi.run.start import keys_of, started
@@ -62,7 +63,12 @@ def animate(
         raise ValueError(f"{path} should end in .gif or .mp4.")
     writer = writers[path.suffix.lower()]
     if not writer.isAvailable():
-        raise ValueError(f"{path.suffix} needs ffmpeg, which is not installed: write a .gif.")
+        raise ValueError(
+            f"{path.suffix} needs ffmpeg, which was not found: install it (apt, brew and conda "
+            "call it ffmpeg), set matplotlib's rcParams['animation.ffmpeg_path'], or write a .gif."
+        )
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"The folder of {path} does not exist.")
     columns = columns_of(result, names, 2)
     if len(columns) != 2:
         raise ValueError(f"An animation has two parameters, got {len(columns)}.")
@@ -78,7 +84,7 @@ def animate(
             xlim=limits(every[:, 0]),
             ylim=limits(every[:, 1]),
         )
-        dots = axis.scatter(*frames[0].points.T, s=8, color=COLOURS[0], linewidth=0)
+        dots = axis.scatter(*frames[0].points.T, s=8, color=palette()[0], linewidth=0)
 
         def shown(frame: Frame):
             dots.set_offsets(frame.points)
@@ -88,8 +94,19 @@ def animate(
         # The last frame stays for a second.
         held = [*frames, *[frames[-1]] * frames_per_second]
         moving = animation.FuncAnimation(figure, shown, frames=held, init_func=lambda: [])
-        moving.save(path, writer=writer(fps=frames_per_second))
+        try:
+            moving.save(path, writer=writer(fps=frames_per_second))
+        except (subprocess.CalledProcessError, BrokenPipeError) as error:
+            raise OSError(f"ffmpeg could not write {path}: {_last_words(error)}") from error
     return axis
+
+
+def _last_words(error: Exception) -> str:
+    """The last line that a program wrote to standard error before it failed."""
+    written = getattr(error, "stderr", None) or b""
+    text = written.decode(errors="replace") if isinstance(written, bytes) else written
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else str(error)
 
 
 def followed(result: Any, columns: Sequence[int], num_frames: int) -> list[Frame]:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import COLOURS, new_axes
+from parvi.results.plots.style import LEGEND, new_axes, palette
 
 
 def bands(
@@ -46,12 +46,12 @@ def bands(
             x[order],
             low[order],
             high[order],
-            color=COLOURS[0],
+            color=palette()[0],
             alpha=0.2,
             linewidth=0,
             label=f"{100 * level:g} %",
         )
     middle = np.median(predictions, axis=0)
-    axis.plot(x[order], middle[order], color=COLOURS[0], linewidth=1.5, label="median")
-    axis.legend()
+    axis.plot(x[order], middle[order], color=palette()[0], linewidth=1.5, label="median")
+    axis.legend(**LEGEND)
     return axis

@@ -6,7 +6,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from parvi.results.plots.style import COLOURS, limits, new_axes
+from parvi.results.plots.style import limits, new_axes, palette
 from parvi.run.surroundings import surrounded
 
 _NUM_POINTS = 120
@@ -36,7 +36,7 @@ def over_density(result: Any, axis: Any = None) -> Any:
     with surrounded(flat.dtype):
         values = np.asarray(jax.jit(jax.vmap(density))(grid)).reshape(len(y), len(x))
     axis.contourf(x, y, values - np.nanmax(values), levels=_LEVELS, cmap="Greys", alpha=0.6)
-    axis.scatter(*flat.T, s=6, color=COLOURS[0], linewidth=0)
+    axis.scatter(*flat.T, s=6, color=palette()[0], linewidth=0)
     axis.set(xlabel=names[0], ylabel=names[1], xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     return axis
 
@@ -69,8 +69,8 @@ def transported_grid(result: Any, axis: Any = None, num_lines: int = 17) -> Any:
         for place in places:
             for line in ((np.full_like(along, place), along), (along, np.full_like(along, place))):
                 ends = np.asarray(moved(np.stack(line, axis=1).astype(flat.dtype)))
-                axis.plot(*ends.T, color=COLOURS[1], linewidth=0.7, alpha=0.8)
-    axis.scatter(*flat.T, s=6, color=COLOURS[0], linewidth=0, zorder=3)
+                axis.plot(*ends.T, color=palette()[1], linewidth=0.7, alpha=0.8)
+    axis.scatter(*flat.T, s=6, color=palette()[0], linewidth=0, zorder=3)
     axis.set(xlabel=names[0], ylabel=names[1])
     axis.set(xlim=limits(flat[:, 0]), ylim=limits(flat[:, 1]))
     return axis

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from parvi.results.plots.style import COLOURS, new_axes
+from parvi.results.plots.style import LEGEND, new_axes, palette
 
 _WORDS = {
     "kl_rate": "fall of KL per time",
@@ -45,7 +45,7 @@ def history(result: Any, columns: tuple[str, ...] | None = None, axes: Any = Non
         # A step that the particles do not follow may have a rate of the other sign.
         values = np.where(values < 0, -values, np.nan) if name == "kl_rate" else values
         steps = 1 + np.arange(len(values))
-        axis.plot(steps, values, color=COLOURS[0], linewidth=1.2, marker=".", markersize=4)
+        axis.plot(steps, values, color=palette()[0], linewidth=1.2, marker=".", markersize=4)
         axis.set(ylabel=_WORDS.get(name, name), xlim=(0.5, len(values) + 0.5))
         if name == "stein_ratio":
             axis.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
@@ -59,7 +59,7 @@ def history(result: Any, columns: tuple[str, ...] | None = None, axes: Any = Non
     handles, words = axes.ravel()[0].get_legend_handles_labels()
     once = dict(zip(words, handles, strict=True))
     axes.ravel()[0].legend(
-        once.values(), once.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=4
+        once.values(), once.keys(), loc="lower left", bbox_to_anchor=(0, 1), ncols=4, **LEGEND
     )
     axes.ravel()[-1].set_xlabel("step")
     return axes
@@ -72,6 +72,6 @@ def stages(result: Any) -> list[tuple[int, int, str, str]]:
         return []
     cuts = np.flatnonzero(names[1:] != names[:-1]) + 1
     edges = [0, *cuts.tolist(), len(names)]
-    known = {name: COLOURS[k % len(COLOURS)] for k, name in enumerate(dict.fromkeys(names))}
+    known = {name: palette()[k % len(palette())] for k, name in enumerate(dict.fromkeys(names))}
     pairs = itertools.pairwise(edges)
     return [(first, last, known[names[first]], str(names[first])) for first, last in pairs]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import COLOURS, MOST, columns_of, limits, new_axes
+from parvi.results.plots.style import MOST, columns_of, limits, new_axes, palette
 
 _SHOWN = (0.05, 0.5, 0.95)
 _NUM_POINTS = 200
@@ -41,11 +41,12 @@ def marginals(result: Any, names: Sequence[str] | None = None, axes: Any = None)
         x = np.linspace(*limits(values), _NUM_POINTS)
         y = smoothed(values, x)
         low, middle, high = np.quantile(values, _SHOWN)
-        axis.plot(x, y, color=COLOURS[0], linewidth=1.5)
+        axis.plot(x, y, color=palette()[0], linewidth=1.5)
         inside = (x >= low) & (x <= high)
-        axis.fill_between(x[inside], y[inside], color=COLOURS[0], alpha=0.25, linewidth=0)
-        axis.axvline(middle, color=COLOURS[0], linewidth=1, linestyle=":")
+        axis.fill_between(x[inside], y[inside], color=palette()[0], alpha=0.25, linewidth=0)
+        axis.axvline(middle, color=palette()[0], linewidth=1, linestyle=":")
         axis.set(title=result.names[column], yticks=[], ylim=(0, None))
+        axis.locator_params(axis="x", nbins=4)
         axis.spines["left"].set_visible(False)
     for axis in flat[len(columns) :]:
         axis.set_visible(False)

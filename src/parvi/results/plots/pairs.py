@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from parvi.results.plots.marginals import smoothed
-from parvi.results.plots.style import COLOURS, columns_of, labels_of, limits, new_axes
+from parvi.results.plots.style import columns_of, labels_of, limits, new_axes, palette
 
 _MOST_PAIRS, _MOST_POINTS, _NUM_POINTS = 4, 4000, 200
 
@@ -39,7 +39,7 @@ def pairs(
         raise ValueError(f"{num} parameters need {num} x {num} axes, got {axes.shape}.")
     labels = labels_of(result) if modes else np.zeros(len(matrix), int)
     rows = np.linspace(0, len(matrix) - 1, min(len(matrix), _MOST_POINTS)).astype(int)
-    colours = np.asarray(COLOURS)[labels[rows] % len(COLOURS)]
+    colours = np.asarray(palette())[labels[rows] % len(palette())]
     for i, down in enumerate(columns):
         for j, across in enumerate(columns):
             axis = axes[i, j]
@@ -54,6 +54,8 @@ def pairs(
             else:
                 axis.set_visible(False)
                 continue
+            # More would run into each other on axes of this size.
+            axis.locator_params(axis="x", nbins=3)
             if i == num - 1:
                 axis.set_xlabel(result.names[across])
             else:
@@ -70,5 +72,5 @@ def _diagonal(axis, values, labels, x_limits) -> None:
     for label in np.unique(labels):
         own = values[labels == label]
         y = smoothed(own, x) * len(own) / len(values)
-        axis.plot(x, y, color=COLOURS[label % len(COLOURS)], linewidth=1.2)
+        axis.plot(x, y, color=palette()[label % len(palette())], linewidth=1.2)
     axis.set(xlim=x_limits, ylim=(0, None), yticks=[])

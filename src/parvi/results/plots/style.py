@@ -1,6 +1,7 @@
 """The style that all plots share, and what they need of a result."""
 
 import contextlib
+import contextvars
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from jaxtyping import Float
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; black is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
+# The same hues, lighter, for a dark ground.
+_LIGHTER = ("#56B4E9", "#FF9A5C", "#35C99A", "#E3A0C6", "#F2C14E", "#B5DDF5", "#F0E442")
 # Parameters that are drawn if none are named.
 MOST = 6
 
@@ -22,9 +25,14 @@ _SHARED: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
+    # Whole numbers at the ticks: what is left out of them would be printed over the names.
+    "axes.formatter.useoffset": False,
     "figure.dpi": 110,
     "savefig.dpi": 110,
 }
+# matplotlib takes the style of a legend from when it is drawn, not from when its axes were made.
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": 8}
+_theme = contextvars.ContextVar("theme", default="light")
 _INK = {"light": "#222222", "dark": "#DDDDDD"}
 
 
@@ -40,18 +48,30 @@ def styled(theme: str = "light") -> Iterator[None]:
     clear: dict[Any, Any] = dict.fromkeys(
         ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"
     )
-    with mpl.rc_context({**_SHARED, **own, **clear, "axes.prop_cycle": cycler(color=COLOURS)}):
-        yield
+    token = _theme.set(theme)
+    try:
+        shared = {**_SHARED, **own, **clear, "axes.prop_cycle": cycler(color=palette())}
+        with mpl.rc_context(shared):
+            yield
+    finally:
+        _theme.reset(token)
+
+
+def palette() -> tuple[str, ...]:
+    """The colours of the theme in which figures are drawn at the moment."""
+    return _LIGHTER if _theme.get() == "dark" else COLOURS
 
 
 def new_axes(rows: int, columns: int, width: float = 2.4, height: float = 2.0) -> Any:
-    """An array of axes on a figure of its own, which no window shows."""
+    """An array of axes in the shared style, on a figure of its own that no window shows."""
     try:
+        import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("Plots need matplotlib: pip install 'parvi[plots]'.") from error
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
-    return figure.subplots(rows, columns, squeeze=False)
+    with mpl.rc_context(_SHARED):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        return figure.subplots(rows, columns, squeeze=False)
 
 
 def columns_of(result: Any, names: Sequence[str] | None, most: int = MOST) -> list[int]:

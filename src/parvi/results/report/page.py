@@ -14,6 +14,8 @@ import numpy as np
 from parvi.results.report.figures import Picture, pictures
 from parvi.results.report.words import Verdict
 from parvi.run.files import replaced
+from parvi.samplers.default import pfg
+from parvi.status import Status
 
 _VERSIONS = ("parvi", "jax", "numpy")
 _CLASSES = {True: "good", False: "bad", None: "unknown"}
@@ -65,7 +67,7 @@ def _digest(text: str) -> str:
 def _verdict(verdict: Verdict) -> str:
     lines = [f'<section class="verdict {_CLASSES[verdict.believable]}" aria-label="Verdict">']
     lines.append(f"<p>{escape(verdict.headline)}</p>")
-    for heading, sentences in (("", verdict.reasons), ("What to do", verdict.advice)):
+    for heading, sentences in (("", verdict.reasons), (verdict.heading, verdict.advice)):
         if sentences:
             lines.append(f"<p><strong>{heading}</strong></p>" if heading else "")
             items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
@@ -105,6 +107,8 @@ def _modes(modes: Any) -> str:
 
 def _summary(result: Any) -> str:
     table = result.summary()
+    # The word that matters most is beside the name, where a phone shows it.
+    table = table[sorted(table.columns, key=lambda name: name != "verdict")]
     columns = ["parameter", *table.columns]
     header = "".join(
         f'<th scope="col"><button type="button">{escape(str(name))}</button></th>'
@@ -139,9 +143,10 @@ def _number(value: Any) -> str:
 def _figure(picture: Picture) -> str:
     words = escape(picture.words)
     return (
-        f"<h2>{escape(picture.title)}</h2>\n<figure><picture>"
-        f'<source srcset="{picture.dark}" media="(prefers-color-scheme: dark)">'
-        f'<img src="{picture.light}" alt="{words}"></picture>'
+        f"<h2>{escape(picture.title)}</h2>\n<figure>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(picture.title)}">'
+        f'<picture><source srcset="{picture.dark}" media="(prefers-color-scheme: dark)">'
+        f'<img src="{picture.light}" alt="{words}"></picture></div>'
         f"<figcaption>{words}</figcaption></figure>"
     )
 
@@ -157,11 +162,17 @@ def _settings(result: Any) -> str:
     )
     settings = result.settings
     num = None if settings is None else settings.num_steps
-    extra = "" if num is None else f", num_steps={num}"
+    # A file does not say how many steps were asked for, but such a run has made all of them.
+    num = result.num_steps if result.status == Status.MAX_STEPS else num
+    is_default = result.sampler == repr(pfg())
+    words = ["target", "init", "" if is_default else "sampler=sampler", f"key={result.key}"]
+    words.append("" if num is None else f"num_steps={num}")
     code = (
-        f"result = parvi.sample(target, init, key={result.key}{extra})\n"
-        "# init: the first particles of this run. The same version, processor and number of\n"
-        "# cores give the same particles, bit for bit."
+        f"result = parvi.sample({', '.join(word for word in words if word)})\n"
+        "# init: the first particles of this run; if there were none, leave it out, and give\n"
+        f"# num_particles={result.num_particles}.\n"
+        f"{'' if is_default else '# sampler: as above, under Sampler.' + chr(10)}"
+        "# The same version, processor and number of cores give the same particles, bit for bit."
     )
     return (
         f"<h2>Settings</h2>\n<dl>{lines}</dl>\n<details><summary>Sampler</summary>"

@@ -2,9 +2,16 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
+from parvi.geometry.frame import tells_covariance
 from parvi.results.checks import Check
 from parvi.results.modes import Modes
 from parvi.status import Status
+
+# With fewer particles a Stein ratio of 0.25, that of a Gaussian that is half as wide as the target,
+# is within the four standard errors, 4 / n**0.5, and the tenth that the check allows.
+_FEWEST = 38
 
 
 class Verdict(NamedTuple):
@@ -18,9 +25,22 @@ class Verdict(NamedTuple):
     reasons: tuple[str, ...]
     advice: tuple[str, ...]
 
+    @property
+    def heading(self) -> str:
+        """What to write over the advice."""
+        return "Keep in mind" if self.believable else "What to do"
 
-def verdict_of(status: Status, check: Check | None, modes: Modes | None) -> Verdict:
-    """Put the status, the check and the modes of a run into words."""
+    def __str__(self) -> str:
+        lines = [self.headline, *(f"- {sentence}" for sentence in self.reasons)]
+        if self.advice:
+            lines += [f"{self.heading}:", *(f"- {sentence}" for sentence in self.advice)]
+        return "\n".join(lines)
+
+
+def verdict_of(
+    status: Status, check: Check | None, modes: Modes | None, shape: tuple[int, int]
+) -> Verdict:
+    """Put the status, the check and the modes of (n, d) particles into words."""
     if status.failed:
         return Verdict(
             False,
@@ -35,9 +55,10 @@ def verdict_of(status: Status, check: Check | None, modes: Modes | None) -> Verd
     if status != Status.CONVERGED or (check is not None and not check):
         return Verdict(
             False,
-            "Do not take these particles for a sample of the target: the tests below failed.",
+            "Do not take these particles for a sample of the target: "
+            f"{_main_reason(status, check, modes, shape)}.",
             _found(check) or (f"The run ended with {status.name}: {status.message}",),
-            _advice(status, modes),
+            _advice(status, modes, shape),
         )
     if check is None:
         return Verdict(
@@ -46,14 +67,36 @@ def verdict_of(status: Status, check: Check | None, modes: Modes | None) -> Verd
             ("The file holds no check. Use result.check() before result.save().",),
             (),
         )
+    num, dim = shape
+    if num < _FEWEST:
+        return Verdict(
+            None,
+            f"Nobody can tell whether these {num} particles are a sample of the target: there are "
+            "too few of them.",
+            (
+                "No test found anything wrong, but none would see it if so few particles were half "
+                "as wide as the target.",
+            ),
+            (f"Use at least {max(_FEWEST, 2 * dim)} particles, better {max(256, 10 * dim)}.",),
+        )
+    tested = (
+        "Hamiltonian transitions leave means and variances where they are.",
+        "Stein's identity holds for functions that the run did not use.",
+    )
+    unseen = "No test sees a mode that no particle has met: start wide if there may be more."
+    if not tells_covariance(shape):
+        return Verdict(
+            True,
+            "Use the means and variances of these particles, but not their correlations: there are "
+            f"too few of them, {num} for {dim} parameters.",
+            tested,
+            (f"Use at least {2 * dim} particles, better {10 * dim}.", unseen),
+        )
     return Verdict(
         True,
         "These particles can be taken for a sample of the target: no test found anything wrong.",
-        (
-            "Hamiltonian transitions leave means and variances where they are.",
-            "Stein's identity holds for functions that the run did not use.",
-        ),
-        ("No test sees a mode that no particle has met: start wide if there may be more.",),
+        tested,
+        (unseen,),
     )
 
 
@@ -61,14 +104,35 @@ def _found(check: Check | None) -> tuple[str, ...]:
     return () if check is None else check.findings
 
 
-def _advice(status: Status, modes: Modes | None) -> tuple[str, ...]:
-    advice = ["Use more particles: at least two for every dimension, better ten."]
+def _main_reason(
+    status: Status, check: Check | None, modes: Modes | None, shape: tuple[int, int]
+) -> str:
+    """Half a sentence for the first line."""
+    num, dim = shape
+    if modes is not None and np.isnan(modes.standard_errors[1:]).any():
+        number = len(modes.weights)
+        return f"they lie in {number} separated modes, whose weights are those of the start"
+    if num < _FEWEST or not tells_covariance(shape):
+        return f"there are too few of them, {num} for {dim} parameters"
+    if status == Status.MAX_STEPS and len(_found(check)) < 2:
+        return "the run was stopped before it was done"
+    return "the tests below failed"
+
+
+def _advice(status: Status, modes: Modes | None, shape: tuple[int, int]) -> tuple[str, ...]:
+    num, dim = shape
+    advice = ["Use more particles."]
+    if num < max(_FEWEST, 10 * dim):
+        advice = [f"Use at least {max(_FEWEST, 2 * dim)} particles, better {max(256, 10 * dim)}."]
     if status == Status.MAX_STEPS:
-        advice = ["Leave num_steps out, so that the run ends by its own test.", *advice]
+        advice = ["Leave num_steps (--steps) out, so that the run ends by its own test.", *advice]
     if status == Status.NOISY:
         return ("Judge the particles by predictions on held-out rows, or use all rows.",)
     if modes is not None and len(modes.weights) > 1:
-        advice.append("Start from a wide init that covers all modes.")
+        advice.append(
+            "Start from a wide init that covers all modes, with the default sampler, which weighs "
+            "them."
+        )
     advice.append("Try another parametrisation (non-centred, or on another scale).")
     advice.append("Compare with parvi.nuts() on the same target.")
     return tuple(advice)
