@@ -26,6 +26,8 @@ import threadpoolctl
 
 threadpoolctl.threadpool_limits(limits=1, user_api="blas")
 
+# Folders of tests that try one formula on many kernels, shapes and dtypes.
+FIRST_QUICK = ("fields", "oracle")
 # Examples in docstrings of samplers and models which tests run too.
 SLOW_EXAMPLES = (
     "parvi.calibration.calibrate.calibrate",
@@ -42,11 +44,13 @@ SLOW_EXAMPLES = (
 def pytest_collection_modifyitems(items):
     """The tests of one file run in one process, where they share fixtures and programs.
 
-    Of a test that is marked ``first_quick`` all cases but the first are slow.
+    Of a test that is marked ``first_quick``, or is in one of those folders, all cases but the first
+    are slow.
     """
     seen = set()
     for item in items:
-        if item.get_closest_marker("first_quick") is not None:
+        folder = item.path.parent.name
+        if folder in FIRST_QUICK or item.get_closest_marker("first_quick") is not None:
             test = item.nodeid.partition("[")[0]
             if test in seen:
                 item.add_marker(pytest.mark.slow)

@@ -41,6 +41,7 @@ def second_moments(block, weights):
 
 
 # A number with small divisors, and a prime: its last block begins early.
+@pytest.mark.first_quick
 @pytest.mark.parametrize("num", [240, 241])
 @pytest.mark.parametrize("held", [False, True])
 def test_means_over_blocks_are_means(small, num, held):

@@ -90,6 +90,7 @@ def test_resume_finds_the_end(sampled, folder):
     assert json.loads(done.stdout)["status"] == "CONVERGED"
 
 
+@pytest.mark.slow
 def test_what_is_not_believed_has_another_code(folder):
     done = called("sample", f"{folder}/model.py:log_density", "--data", folder / "data.json",
                   "--particles", 32, "--sampler", "svgd", "--steps", 2)  # fmt: skip

@@ -92,3 +92,19 @@ BENDING = ("bend",)
 # One of each kind; with another number of particles, which takes another program, the others are
 # tested slowly.
 KINDS = ("affine", "pfg_algorithm_1", "svgd", "matrix_svgd", "bend", "fly", "langevin")
+# Members that differ from another one in a part, which has tests of its own.
+VARIANTS = (
+    "pfg_base_shift",
+    "pfg_fisher",
+    "pfg_fisher_diagonal",
+    "pfg_inverse_covariance",
+    "pfg_kronecker",
+    "pfg_standardised",
+    "pfg_curvature",
+    "pfg_decaying",
+    "svgd_imq",
+    "svgd_linear",
+    "svgd_blocked",
+    "pfg_early_stopping",
+    "pfg_hutchinson",
+)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import parvi
-from contract.members import ALL, BENDING, EQUIVARIANT, KINDS
+from contract.members import ALL, BENDING, EQUIVARIANT, KINDS, VARIANTS
 from parvi.cloud import Place
 from parvi.run.compile.programs import Context, begin, one_step
 from parvi.run.run import Run
@@ -101,7 +101,7 @@ def test_carry_keeps_structure_shapes_and_dtypes_in_float32(name):
     assert_alike(before, after, np.float32)
 
 
-@pytest.mark.parametrize("name", grouped(ALL))
+@pytest.mark.parametrize("name", grouped(ALL, slow=VARIANTS))
 def test_chunked_and_resumed_equal_unbroken_bitwise(name):
     with jax.enable_x64(True):
         particles = start(8)
@@ -140,7 +140,7 @@ def test_permuted_particles_give_permuted_particles(name):
     assert not np.allclose(one, other)
 
 
-@pytest.mark.parametrize("name", grouped(ALL))
+@pytest.mark.parametrize("name", grouped(ALL, slow=VARIANTS))
 def test_duplicates_stay_finite(name):
     assert_finite(name, "duplicates")
 
@@ -169,7 +169,7 @@ def assert_finite(name, kind):
             assert np.isfinite(leaf).all()
 
 
-@pytest.mark.parametrize("name", grouped(ALL))
+@pytest.mark.parametrize("name", grouped(ALL, slow=VARIANTS))
 def test_nan_leaves_the_last_good_particles_and_a_second_run_traces_nothing(name):
     """The density is NaN beyond a wall that the mode lies behind."""
 

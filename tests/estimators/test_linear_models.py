@@ -68,6 +68,7 @@ def test_linear_regression_is_the_conjugate_posterior():
     np.testing.assert_allclose(x @ model.coef_ + model.intercept_, at, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_noise_and_prior_scale_are_inferred():
     x, rng = rows(400)
     y = x @ [1.0, -0.2, 3.0] + 2 + 0.7 * rng.normal(size=len(x))

@@ -7,7 +7,7 @@ import pytest
 import parvi
 from models.fronts import BY_HAND, EFFECTS, NUMPYRO, PYMC, agree
 
-QUICK = ["schools", "mixture", pytest.param("radon", marks=pytest.mark.slow)]
+QUICK = ["schools", *(pytest.param(n, marks=pytest.mark.slow) for n in ("mixture", "radon"))]
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -52,6 +52,7 @@ def pymc():
     return parvi.sample(PYMC["schools"](), start, num_steps=0).to_arviz(num_prior=20)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("front", ["numpyro", "pymc"])
 def test_all_groups_have_the_models_axes(front, request):
     data = request.getfixturevalue(front)

@@ -73,6 +73,7 @@ def test_a_subsampled_plate_is_a_mini_batch():
     np.testing.assert_allclose(groups["log_likelihood"]["y"].values[0, 0], each, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_discrete_sites_are_summed_out_and_drawn_for_the_log_likelihood():
     target = NUMPYRO["mixture"]()
     assert target.layout.paths == ("means", "sd", "weight")

@@ -80,6 +80,7 @@ def test_a_loaded_result_needs_its_target(gaussian, tmp_path):
     assert loaded.check(gaussian.target).numbers == pytest.approx(result.check().numbers, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_parameters_with_constraints():
     target = parvi.Target(
         lambda p: -p["rate"], like={"rate": np.ones(())}, constraints=parvi.Positive()

@@ -351,6 +351,7 @@ def test_float64_where_like_asks_for_it():
     assert parvi.sample(narrow, num_particles=64, num_steps=1).particles.dtype == np.float32
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("alike", [[0], [0, 1]], ids=["one coordinate", "all"])
 def test_a_start_without_spread_gets_one(alike):
     init = start(128)
@@ -376,6 +377,7 @@ def test_a_coordinate_without_spread_gets_one_from_other_flows_too(sampler):
     np.testing.assert_array_equal(crossed.particles, init)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("sampler", [parvi.pfg(), parvi.svgd()])
 def test_two_distinct_rows_are_not_enough(sampler):
     init = np.repeat(start(2), 64, axis=0)
@@ -498,6 +500,7 @@ def test_a_fork_after_a_run_is_refused():
     assert done.returncode == 7
 
 
+@pytest.mark.slow
 def test_too_few_digits_are_said():
     init = start(64).astype(np.float32)
     with pytest.raises(SamplingError, match="float32 has too few digits for x") as caught:

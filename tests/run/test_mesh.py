@@ -100,6 +100,7 @@ def test_uneven(few):
 
 
 # The first steps are affine; forty bend as well.
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_two_processes(tmp_path, steps):
     with socket.socket() as found:

@@ -91,6 +91,7 @@ def test_num_steps_is_a_maximum(banana_run):
     assert many.num_steps < 100
 
 
+@pytest.mark.slow
 def test_arrives_from_a_wild_start():
     """Regression with raw units: scores from 1e0 to 1e9, the posterior 1e3 sds away."""
     rng = np.random.default_rng(0)

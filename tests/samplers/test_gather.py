@@ -52,6 +52,7 @@ def test_gathered_particles_are_closer_than_independent_draws(exact):
     assert np.sqrt(np.mean(np.square(errors))) < 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.first_quick
 @pytest.mark.parametrize(("wrong", "ends"), [(False, "CONVERGED"), (True, "NOT_AT_REST")])
 def test_what_has_other_moments_does_not_pass(exact, wrong, ends):

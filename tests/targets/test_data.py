@@ -60,6 +60,7 @@ def test_a_hundred_data_sets_cost_one_compilation_and_have_their_own_posteriors(
     assert (counted.traces, counted.compilations) == before
 
 
+@pytest.mark.slow
 def test_the_default_compiles_each_of_its_stages_once():
     """Data may send a run through further stages; what was met before is not compiled again."""
     counted = Counted(gaussian)

@@ -245,6 +245,7 @@ def test_more_particles(bent):
         bent.more(0)
 
 
+@pytest.mark.slow
 def test_the_witness_sees_what_is_wrong(bent):
     flat = bent.particles
     found = bent.importance
