@@ -126,7 +126,7 @@ def _through_host(array):
     return jnp.asarray(np.asarray(array))
 
 
-@pytest.mark.parametrize("name", grouped(EQUIVARIANT))
+@pytest.mark.parametrize("name", grouped(EQUIVARIANT, slow=VARIANTS))
 def test_permuted_particles_give_permuted_particles(name):
     particles = start(8)
     order = np.random.default_rng(1).permutation(8)

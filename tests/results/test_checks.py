@@ -5,8 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 
 import parvi
+from parvi.results import checks
 from parvi.targets import zoo
 
 # One process: its tests share compiled programs.
@@ -92,3 +94,21 @@ def test_parameters_with_constraints():
         bills.append(dataclasses.replace(result, status=parvi.Status.CONVERGED).check())
     # Seven tests at levels of 0.1 to 1 % each: one set of three may be unlucky.
     assert sum(bool(bill) for bill in bills) >= 2, [bill.findings for bill in bills]
+
+
+def test_a_tail_that_is_missing_shows_as_skew():
+    """Of the log of a gamma variable, exact draws pass, and those without a tenth do not."""
+    shape, rng = 0.7, np.random.default_rng(0)
+
+    def p_of(x):
+        skews = checks._skews(x[:, None], (shape - np.exp(x))[:, None])
+        return 2 * scipy.special.ndtr(-skews[0])
+
+    exact, cut = [], []
+    for _ in range(300):
+        x = np.log(rng.gamma(shape, size=700))
+        exact.append(p_of(x[:512]))
+        cut.append(p_of(x[x > np.quantile(x, 0.1)][:512]))
+    assert np.mean(np.array(exact) < 0.05) < 0.1
+    assert np.mean(np.array(exact) < 0.003) < 0.015
+    assert np.mean(np.array(cut) < 0.003) > 0.5
