@@ -85,6 +85,45 @@ def test_zero_sums_keep_lengths():
         np.testing.assert_allclose(jnp.sum(x**2), np.sum(u**2), rtol=1e-12)
         np.testing.assert_allclose(constraint.unconstrain(x), u, atol=1e-12)
         assert np.isnan(constraint.unconstrain(x + 1)).all()
+        expected = volume(constraint.constrain, jnp.asarray(u))
+        np.testing.assert_allclose(constraint.log_jacobian(jnp.asarray(u)), expected, atol=1e-12)
+
+
+def test_correlations_far_out_keep_their_density():
+    """tanh is 1 from 9 on in float32, and 1 - tanh^2 has a few digits well before."""
+    constraint = further.CorrelationCholesky()
+    u = np.array([12.0, -8.0, 0.5])
+    with jax.enable_x64(True):
+        expected = float(constraint.log_jacobian(jnp.asarray(u)))
+    narrow = jnp.asarray(u, jnp.float32)
+    np.testing.assert_allclose(constraint.log_jacobian(narrow), expected, rtol=1e-6)
+    assert np.isfinite(jax.jacfwd(constraint.constrain)(narrow)).all()
+    # Another number follows the second in its row, so that the second counts half as much again.
+    slopes = np.log(1 / np.cosh(u) ** 2)
+    np.testing.assert_allclose(expected, slopes[0] + 1.5 * slopes[1] + slopes[2], rtol=1e-9)
+
+
+def volume(function, u):
+    """The log of how much a map to more numbers stretches volumes, by automatic differentiation."""
+    jacobian = jax.jacfwd(lambda v: function(v.reshape(u.shape)).reshape(-1))(u.reshape(-1))
+    return 0.5 * np.linalg.slogdet(jacobian.T @ jacobian)[1]
+
+
+@pytest.mark.parametrize(
+    ("constraint", "shape"), [(further.UnitVector(), (3,)), (further.Circular(), ())]
+)
+def test_jacobians_of_directions(constraint, shape):
+    """The length is a further parameter with the density r^(k - 1) exp(-r^2 / 2)."""
+    with jax.enable_x64(True):
+        u = jnp.asarray(draw(constraint, shape))
+
+        def whole(v):
+            return jnp.append(constraint.constrain(v), jnp.linalg.norm(v))
+
+        length = jnp.linalg.norm(u)
+        chi = (u.size - 1) * jnp.log(length) - 0.5 * length**2
+        found = constraint.log_jacobian(u)
+        np.testing.assert_allclose(found, chi + volume(whole, u), atol=1e-12)
 
 
 @pytest.mark.parametrize(

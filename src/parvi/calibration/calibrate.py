@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Float, Int, PyTree
 
 from parvi.calibration import ranks as statistics
-from parvi.calibration.model import Model, as_model
-from parvi.evaluation import quickly
+from parvi.calibration.model import HostModel, Model, as_model
 from parvi.kept import carefully, note
 from parvi.run.initial import DEFAULT_NUM_PARTICLES, as_key
 from parvi.run.progress import Bar
@@ -128,7 +127,9 @@ def calibrate(
     Parameters
     ----------
     model
-        A ``parvi.Model``, or an object whose ``as_model()`` returns one.
+        A ``parvi.Model``, a model of NumPyro (``parvi.from_numpyro``) or PyMC, one of Stan with a
+        simulator (``parvi.from_stan``), or an object whose ``as_model()`` returns a
+        ``parvi.Model``.
     key
         An int or a JAX key.
     num
@@ -166,7 +167,7 @@ def calibrate(
     key_draws, key_runs, key_ties = jax.random.split(as_key(key), 3)
     with surrounded(np.dtype(np.float64)):
         note(model)
-        truths, data = _simulated(model, jax.random.split(key_draws, num))
+        truths, data = model.drawn(key_draws, num)
         truths, data = jax.tree_util.tree_map(np.asarray, (truths, data))
     first = jax.tree_util.tree_map(lambda leaf: leaf[0], (truths, data))
     target = Target(model.log_density, like=first[0], constraints=model.constraints, data=first[1])
@@ -213,19 +214,7 @@ def _check(num: Any, num_particles: Any) -> None:
         )
 
 
-@quickly
-def _simulated(model: Model, keys: Key[Array, " num"]) -> tuple[PyTree[Array], PyTree[Array]]:
-    """Parameters from the prior, and a data set for each."""
-
-    def one(key):
-        key_prior, key_data = jax.random.split(key)
-        truth = model.prior(key_prior)
-        return truth, model.simulate(key_data, truth)
-
-    return jax.vmap(one)(keys)
-
-
-def _ranked(model: Model, particles: PyTree, truth: PyTree, data: PyTree) -> np.ndarray:
+def _ranked(model: Model | HostModel, particles: PyTree, truth: PyTree, data: PyTree) -> np.ndarray:
     """The number of particles below the truth, in every scalar and in the log density."""
     leaves = zip(*(jax.tree_util.tree_leaves(tree) for tree in (particles, truth)), strict=True)
     below = [np.sum(leaf < true, axis=0).reshape(-1) for leaf, true in leaves]

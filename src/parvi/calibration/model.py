@@ -4,13 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
+import jax
+from jaxtyping import Array, Key, PyTree
+
+from parvi.evaluation import quickly
+from parvi.targets.recognise import recognised
 
 
 class Model(eqx.Module):
     """A model as simulation-based calibration needs it: three functions, written with JAX.
 
-    ``parvi.calibrate`` also takes any object with a method ``as_model()`` that returns one of
-    these.
+    ``parvi.calibrate`` also takes models of other libraries, and any object with a method
+    ``as_model()`` that returns one of these.
 
     Parameters
     ----------
@@ -40,15 +45,53 @@ class Model(eqx.Module):
     log_density: Callable
     constraints: Any = None
 
+    def drawn(self, key: Key[Array, ""], num: int) -> tuple[PyTree, PyTree]:
+        """Parameters from the prior and a data set for each, with a leading axis ``num``."""
+        return _simulated(self, jax.random.split(key, num))
 
-def as_model(model: Any) -> Model:
+
+class HostModel(eqx.Module):
+    """A model of a library that draws parameters and data by itself, on the host.
+
+    Parameters
+    ----------
+    draw
+        Function ``draw(key, num)`` that returns ``num`` parameters and their data sets.
+    log_density, constraints
+        As in ``Model``.
+    """
+
+    draw: Callable
+    log_density: Callable
+    constraints: Any = None
+
+    def drawn(self, key: Key[Array, ""], num: int) -> tuple[PyTree, PyTree]:
+        """As in ``Model``."""
+        return self.draw(key, num)
+
+
+@quickly
+def _simulated(model: Model, keys: Key[Array, " num"]) -> tuple[PyTree[Array], PyTree[Array]]:
+    """Parameters from the prior, and a data set for each."""
+
+    def one(key):
+        key_prior, key_data = jax.random.split(key)
+        truth = model.prior(key_prior)
+        return truth, model.simulate(key_data, truth)
+
+    return jax.vmap(one)(keys)
+
+
+def as_model(model: Any) -> Model | HostModel:
     """The model, or what an object's ``as_model()`` gives; what is neither is refused in words."""
-    if isinstance(model, Model):
+    if isinstance(model, (Model, HostModel)):
         return model
-    made = model.as_model() if hasattr(model, "as_model") else None
-    if not isinstance(made, Model):
+    known = model if hasattr(model, "as_model") else recognised(model)
+    made = None if known is None else known.as_model()
+    if not isinstance(made, (Model, HostModel)):
         raise ValueError(
-            "model must be a parvi.Model(prior, simulate, log_density), or an object whose "
-            f"as_model() returns one, got a {type(model).__name__}."
+            "model must be a parvi.Model(prior, simulate, log_density), a model of another "
+            "library, or an object whose as_model() returns a parvi.Model, got a "
+            f"{type(model).__name__}."
         )
     return made

@@ -26,7 +26,7 @@ _BATCH_SIZE = 1024
 _AT_ONCE = 4_000_000
 
 
-class AbstractBayesianEstimator(BaseEstimator):
+class AbstractBayesianEstimator(BaseEstimator, abc.ABC):
     """An estimator whose parameters are particles: predictions are averages over all of them.
 
     Subclasses say what the model is: ``_encoded`` turns outcomes into numbers, ``_model`` gives the

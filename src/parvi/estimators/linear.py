@@ -1,10 +1,12 @@
 """Bayesian linear regression: y ~ N(b + w.x, sigma^2), with priors whose scales are inferred."""
 
+import abc
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_consistent_length, column_or_1d
 
@@ -43,11 +45,15 @@ class AbstractRegressor(RegressorMixin, AbstractBayesianEstimator):
         check_consistent_length(X, y)
         return self._averaged(X, lambda outputs, y: log_mean_exp(self._logs(outputs, y)), y)
 
-    def _moments(self, outputs):
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _moments(self, outputs: Float[np.ndarray, "n rows"]) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the standard deviation of every row's outcome, over the particles."""
 
-    def _logs(self, outputs, y):
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _logs(
+        self, outputs: Float[np.ndarray, "n rows"], y: Float[np.ndarray, " rows"]
+    ) -> Float[np.ndarray, "n rows"]:
+        """The log density of every row's outcome, by particle."""
 
 
 class AbstractGaussianRegressor(AbstractRegressor):

@@ -205,13 +205,13 @@ class PyMCModel(AbstractModel):
         used = {axis for axes, _ in arrays.values() for axis in axes}
         coords = {axis: places for axis, places in self.labels.coords.items() if axis in used}
         dataset = xarray.Dataset(arrays, coords=coords)
-        with _quietly(), self.model:
+        with quietly(), self.model:
             found = pymc.sample_posterior_predictive(
                 dataset,
                 var_names=names,
                 return_inferencedata=False,
                 progressbar=False,
-                random_seed=_seed(key),
+                random_seed=seed_of(key),
             )
         return {name: np.asarray(found[name])[0] for name in names}
 
@@ -220,14 +220,20 @@ class PyMCModel(AbstractModel):
 
         if self.batch is not None:
             return super().prior(key, num)
-        with _quietly(), self.model:
+        with quietly(), self.model:
             found = pymc.sample_prior_predictive(
-                draws=num, return_inferencedata=False, random_seed=_seed(key)
+                draws=num, return_inferencedata=False, random_seed=seed_of(key)
             )
         names = [variable.name for variable in self.model.observed_RVs]
         data = {name: found[name] for name in names}
         kept = self.parameters | self.derived
         return {name: array for name, array in found.items() if name in kept}, data
+
+    def as_model(self):
+        from parvi.models.pymc_calibration import calibrated_model
+
+        with surrounded(np.dtype(np.float64)):
+            return calibrated_model(self)
 
 
 def _labels(model, shapes: dict[str, tuple[int, ...]]) -> Labels:
@@ -244,7 +250,8 @@ def _number(value) -> np.ndarray:
     return np.asarray(value.data if hasattr(value, "data") else value.eval())
 
 
-def _seed(key) -> int:
+def seed_of(key) -> int:
+    """A seed for PyMC's generators."""
     return int(jax.random.bits(key, dtype=jnp.uint32))
 
 
@@ -260,7 +267,7 @@ def _rounded(dtype: np.dtype) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Without PyMC's announcements of what it draws."""
     logger = logging.getLogger("pymc")
     level = logger.level

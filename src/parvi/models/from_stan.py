@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ def from_stan(
     log_likelihood: Mapping[str, str] | None = None,
     dims: Mapping[str, Any] | None = None,
     coords: Mapping[str, Any] | None = None,
+    simulate: Callable | None = None,
 ) -> Target:
     """The target of a Stan model, which ``parvi.sample`` takes without ``init``.
 
@@ -41,6 +42,10 @@ def from_stan(
         Which generated quantity is the log likelihood of which data: ``{"y": "log_lik"}``.
     dims, coords
         Names of axes, by parameter, and of the places along an axis.
+    simulate
+        Function ``simulate(rng)`` of a NumPy generator that draws parameters from the prior and
+        data at them, two dicts. Only ``parvi.calibrate`` needs it. Data that it leaves out stay
+        as they are.
     """
     bridgestan = imported("bridgestan", "stan")
     if not isinstance(model, bridgestan.StanModel):
@@ -48,7 +53,8 @@ def from_stan(
     elif data is not None:
         raise ValueError("A bridgestan.StanModel has its data already: leave data out.")
     labels = Labels({n: tuple(axes) for n, axes in (dims or {}).items()}, dict(coords or {}))
-    adapter = StanModel(model, dict(predictive or {}), dict(log_likelihood or {}), labels)
+    groups = dict(predictive or {}), dict(log_likelihood or {})
+    adapter = StanModel(model, *groups, labels, simulate)
     return Target(adapter.log_density, like=adapter.layout())
 
 
@@ -71,7 +77,8 @@ class StanModel(AbstractModel):
     front = "Stan"
     is_wide = True
 
-    def __init__(self, stan, predictive, log_likelihood, labels):
+    def __init__(self, stan, predictive, log_likelihood, labels, simulate):
+        self.simulate = simulate
         self.stan, self.predictive, self.pointwise = stan, predictive, log_likelihood
         self.labels = labels
         self.calls = Calls(stan)
@@ -88,11 +95,11 @@ class StanModel(AbstractModel):
                 f"The model has no {', '.join(unknown)}; predictive= and log_likelihood= map names "
                 f"of data to generated quantities, and the model has {', '.join(self.places)}."
             )
-        absent = sorted({*predictive, *log_likelihood} - set(self._data()))
+        absent = sorted({*predictive, *log_likelihood} - set(self.data()))
         if absent:
             raise ValueError(
                 f"The data have no {', '.join(absent)}; predictive= and log_likelihood= map names "
-                f"of data to generated quantities, and the data are {', '.join(self._data())}."
+                f"of data to generated quantities, and the data are {', '.join(self.data())}."
             )
         self.derived = {
             name: where.shape
@@ -124,7 +131,7 @@ class StanModel(AbstractModel):
         return flat
 
     def observed(self):
-        data = self._data()
+        data = self.data()
         return {name: np.asarray(data[name]) for name in {**self.predictive, **self.pointwise}}
 
     def log_likelihood(self, particles, flat):
@@ -155,7 +162,13 @@ class StanModel(AbstractModel):
                     into[:] = np.nan
         return out
 
-    def _data(self):
+    def as_model(self):
+        from parvi.models.stan_calibration import calibrated_model
+
+        return calibrated_model(self, self.simulate)
+
+    def data(self):
+        """The data, by name."""
         return json.loads(self.stan.data) if self.stan.data else {}
 
     @property

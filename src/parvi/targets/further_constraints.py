@@ -173,8 +173,8 @@ class CorrelationCholesky(AbstractConstraint):
         below = np.tril_indices(num, -1)
         zeros = jnp.zeros((*u.shape[:-1], num, num), u.dtype)
         partial = zeros.at[..., *below].set(jnp.tanh(u))
-        # What a row has left for its later entries.
-        left = jnp.cumprod(jnp.sqrt(1 - partial**2), axis=-1)
+        # What a row has left for its later entries. By logs it never vanishes, as 1 - tanh^2 does.
+        left = jnp.exp(0.5 * jnp.cumsum(zeros.at[..., *below].set(_log_slopes(u)), axis=-1))
         before = jnp.concatenate([jnp.ones_like(left[..., :1]), left[..., :-1]], axis=-1)
         diagonal = jnp.eye(num, dtype=u.dtype)
         return partial * before + diagonal * before
@@ -190,16 +190,18 @@ class CorrelationCholesky(AbstractConstraint):
         return jnp.where((_is_lower(x) & ~long)[..., None], values, jnp.nan)
 
     def log_jacobian(self, u):
-        below = np.tril_indices(_side(u.shape[-1], -1), -1)
-        # d x / d u = (1 - tanh^2 u) times what the row has left before.
-        factor = self.constrain(u)
-        squares = jnp.cumsum(factor**2, axis=-1)
-        before = 1 - jnp.concatenate([jnp.zeros_like(squares[..., :1]), squares[..., :-1]], axis=-1)
-        slopes = 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
-        return jnp.sum(slopes) + 0.5 * jnp.sum(jnp.log(before[..., *below]))
+        rows, columns = np.tril_indices(_side(u.shape[-1], -1), -1)
+        # d x / d u = (1 - tanh^2 u) times what the row has left before, which is the root of the
+        # product of 1 - tanh^2 over its earlier entries: each counts half for every later one.
+        return jnp.sum((1 + 0.5 * (rows - columns - 1)) * _log_slopes(u))
 
     def describe(self):
         return "lower-triangular factors of correlation matrices"
+
+
+def _log_slopes(u: Float[Array, "..."]) -> Float[Array, "..."]:
+    """log(1 - tanh^2 u)."""
+    return 2 * (math.log(2) - u - jax.nn.softplus(-2 * u))
 
 
 def _check_square(name: str, shape: tuple[int, ...]) -> None:
