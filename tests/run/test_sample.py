@@ -105,7 +105,7 @@ def test_init_left_out_where_the_target_knows_its_shape():
         like={"rate": np.ones(()), "x": np.ones((2, 2))},
         constraints={"rate": parvi.Positive()},
     )
-    result = parvi.sample(target)
+    result = parvi.sample(target, sampler=AFFINE)
     assert result.num_particles == 512
     assert result.particles["rate"].shape == (512,)
     assert result.particles["x"].shape == (512, 2, 2)
