@@ -280,7 +280,7 @@ def _placed(net: Net, num_draws: int, step, warming) -> tuple[Net, Int[Array, ""
     # The num_draws transitions share this many numbers: the largest K 2^m up to num_draws.
     numbers = num_slots * 2 ** int(math.log2(num_draws // num_slots))
     clock = net.clock + numbers
-    numbered = (clock >= num_draws) & ~warming
+    numbered = (clock >= num_draws) & jnp.logical_not(warming)
     clock = jnp.where(numbered, clock - num_draws, clock)
 
     number = net.next
