@@ -51,7 +51,8 @@ class Stack(AbstractLayer):
 
     def inverse(self, images):
         def one(x, layer):
-            return layer.inverse(x), None
+            # Points of a caller who has no float64 are float32, though the map's numbers are not.
+            return layer.inverse(x).astype(x.dtype), None
 
         return jax.lax.scan(one, images, self.bent, reverse=True)[0]
 
