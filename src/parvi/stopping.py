@@ -19,22 +19,40 @@ class KLRate(AbstractStoppingRule):
         The rate must be at most ``share * d / n``, or what the dtype can resolve if that is larger.
     patience
         Number of steps in a row that must satisfy this bound.
+    endurance
+        Number of steps with a rate below that of independent draws, after which the rule stops as
+        well; None for never. The best of d (d + 3) / 2 numbers of an affine map, fitted to n
+        independent draws, finds a rate of d (d + 3) / (2n) in their noise alone. With few particles
+        a dimension, the steps below that level fit noise, and there may be thousands of them.
     """
 
     share: float = 0.01
     patience: int = 5
+    endurance: int | None = None
 
     def init(self, particles):
         num, dim = particles.shape
         # The rate is a difference of two means of size d, each with the rounding of its dtype.
         resolution = 8 * jnp.finfo(particles.dtype).eps
         bound = dim * jnp.maximum(self.share / num, resolution)
-        return bound.astype(particles.dtype), jnp.zeros((), jnp.int32)
+        return bound.astype(particles.dtype), jnp.zeros((), jnp.int32), self._noise(num, dim)
 
     def update(self, info, accepted, memory):
-        bound, quiet = memory
-        quiet = jnp.where(accepted & (jnp.abs(info.kl_rate) <= bound), quiet + 1, 0)
-        return quiet >= self.patience, (bound, quiet)
+        bound, quiet, noise = memory
+        rate = jnp.abs(info.kl_rate)
+        quiet = jnp.where(accepted & (rate <= bound), quiet + 1, 0)
+        settled = quiet >= self.patience
+        if noise is not None:
+            level, below = noise
+            noise = level, below + (rate <= level)
+            settled |= noise[1] >= self.endurance
+        return settled, (bound, quiet, noise)
+
+    def _noise(self, num, dim):
+        """The rate of independent draws, and the number of steps below it; None if not asked."""
+        if self.endurance is None:
+            return None
+        return jnp.asarray(dim * (dim + 3) / (2 * num)), jnp.zeros((), jnp.int32)
 
 
 class Never(AbstractStoppingRule):

@@ -1,5 +1,7 @@
 """Plots show what they say they show: the data on the axes is compared, not the pixels."""
 
+import dataclasses
+import itertools
 import shutil
 import sys
 
@@ -30,6 +32,18 @@ def test_marginals_have_the_median_and_the_mass(result):
         x, y = curve.get_data()
         # The axis leaves out the last half percent on either side.
         assert 0.95 < np.trapezoid(y, x) < 1.01
+
+
+def test_long_numbers_do_not_run_into_each_other(result):
+    far = dataclasses.replace(result, particles=result.particles * 1.2345e5)
+    axes = parvi.plots.pairs(far, modes=False)
+    axes[0, 0].figure.draw_without_rendering()
+    for axis in axes[-1]:
+        low, high = axis.get_xlim()
+        inside = [tick for tick in axis.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+        boxes = [tick.label1.get_window_extent() for tick in inside]
+        assert len(boxes) >= 1
+        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
 def test_pairs_have_all_particles_and_hide_the_upper_half(result):

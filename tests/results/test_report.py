@@ -150,6 +150,21 @@ def test_per_parameter_verdicts(good, bad):
     assert np.isnan(narrow["drift"]).all()
 
 
+def test_parameters_in_modes_that_nobody_weighed_are_not_ok():
+    """Two modes of one weight, nine tenths of the particles in one: each fits within its mode."""
+    rng = np.random.default_rng(0)
+    side = np.where(np.arange(200) < 180, 8.0, -8.0)[:, None]
+    particles = (side + rng.normal(size=(200, 1))).astype(np.float32)
+
+    def log_density(x):
+        return jnp.logaddexp(-0.5 * jnp.sum((x - 8) ** 2), -0.5 * jnp.sum((x + 8) ** 2))
+
+    result = parvi.sample(log_density, particles, sampler=parvi.svgd(), num_steps=0)
+    assert set(result.summary()["verdict"]) == {"ok"}
+    assert not result.check()
+    assert set(result.summary()["verdict"]) == {"unweighed"}
+
+
 def narrowed(num):
     rng = np.random.default_rng(0)
     wide = {NAME: 1 + rng.normal(size=(num, 2)), "scale": 2 + 0.3 * rng.normal(size=num)}

@@ -63,6 +63,11 @@ class Check(NamedTuple):
         return self.ok
 
 
+def finds_clumps(check: Check) -> bool:
+    """Whether the particles of this check lie in separated clumps."""
+    return bool(check.numbers.get("clumps", 0.0))
+
+
 def checked(
     status: Status,
     target: AbstractTarget,

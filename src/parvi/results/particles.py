@@ -10,7 +10,7 @@ from jaxtyping import Float, PyTree
 from parvi.kept import carefully
 from parvi.run.initial import as_target
 from parvi.targets.dependent import Dependent
-from parvi.targets.flatten import Layout
+from parvi.targets.flatten import AbstractLayout, Layout
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget, Target
 
@@ -63,9 +63,16 @@ def first_of(particles: PyTree[np.ndarray]) -> PyTree[np.ndarray]:
     return jax.tree_util.tree_map(lambda leaf: leaf[0], particles)
 
 
-@carefully
-def constrained(layout, flat):
+def constrained(layout: AbstractLayout, flat: Any) -> PyTree[Any]:
     """The flat particles in their structure and on the scale of their constraints."""
+    if isinstance(layout, Layout) and layout.is_flat:
+        # The program would copy them, and there may be a million.
+        return jax.tree_util.tree_unflatten(layout.treedef, [flat])
+    return _constrained(layout, flat)
+
+
+@carefully
+def _constrained(layout, flat):
     return jax.vmap(layout.constrain)(flat)
 
 

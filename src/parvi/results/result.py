@@ -207,15 +207,18 @@ class Result:
 
         ``drift`` is the largest change of its mean or variance under the run's own Hamiltonian
         transitions, in standard errors. ``stein_ratio`` is 1 for the target's own draws, smaller if
-        the particles are too narrow. ``verdict`` says in a word whether either is more than chance.
-        If the run met separated modes, the mean within each follows. It has no r_hat and no
-        effective sample size, which are made for chains and mean nothing here. A result from a file
-        has the verdicts that were known when it was saved.
+        the particles are too narrow. ``verdict`` says in a word whether either is more than chance,
+        or whether ``check()`` has found modes whose weights nobody has tested. If the run met
+        separated modes, the mean within each follows. It has no r_hat and no effective sample size,
+        which are made for chains and mean nothing here. A result from a file has the verdicts that
+        were known when it was saved.
         """
         from parvi.results.table import summarised
 
         met = self.known_modes() if np.any(self._tempered) else None
-        return summarised(self.matrix(), self.names, self.status, self.verdicts, met)
+        seen = self.__dict__.get("last_check", self.saved_findings.check)
+        unweighed = seen is not None and checks.finds_clumps(seen) and not np.any(self._tempered)
+        return summarised(self.matrix(), self.names, self.status, self.verdicts, met, unweighed)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:

@@ -21,8 +21,12 @@ _CHANCE = 0.01
 _NEGLIGIBLE = 0.1
 # The three words for what is wrong, in the order in which they are looked for.
 DRIFTS, NARROW, WIDE = "drifts", "too narrow", "too wide"
+# The word if none of them fits.
+OK = "ok"
 # The word for every parameter of a run that failed.
 FAILED = "failed"
+# The word instead of "ok" where particles lie in separated modes whose weights nobody has tested.
+UNWEIGHED = "unweighed"
 
 
 class Verdicts(NamedTuple):
@@ -52,7 +56,7 @@ class Verdicts(NamedTuple):
         """A word for every number; about one in 100 runs of exact draws has a wrong one."""
         bound = float(-scipy.special.ndtri(_CHANCE / (2 * len(self.drifts))))
         margin = _NEGLIGIBLE + bound * self.errors
-        found = np.where(np.isnan(self.ratios), "", "ok").astype("<U10")
+        found = np.where(np.isnan(self.ratios), "", OK).astype("<U10")
         found[self.ratios > 1 + margin] = WIDE
         found[self.ratios < 1 - margin] = NARROW
         # The bound of the run's own test, so that the words never contradict it.

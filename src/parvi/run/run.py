@@ -21,7 +21,7 @@ from parvi.interface import AbstractSampler
 from parvi.run.checkpoint import Saved
 from parvi.run.compile.ahead import Ahead, is_new
 from parvi.run.compile.policy import Plan
-from parvi.run.compile.programs import Context, Record, Stepper, begin, lowered, memory_like
+from parvi.run.compile.programs import Context, Record, Stepper, begin, filled, lowered, memory_like
 from parvi.run.coordinates import Coordinates
 from parvi.run.history import Block, with_column
 from parvi.run.initial import as_key, as_target
@@ -381,6 +381,9 @@ class Run:
         self._passage.leave(name, Status.CONVERGED, None)
         place, self._start = found
         self._seen = self._coordinates.seen
+        if self._ahead is not None:
+            # What was asked for in the old coordinates is not needed any more.
+            self._ahead.drop()
         return place
 
     def _wait_for(self, stage: Stage) -> None:
@@ -388,13 +391,20 @@ class Run:
             self._ahead.wait(stage.name)
 
     def _look_ahead(self, place: Place) -> None:
-        """Have the programs compiled that will be needed if all stages come to rest."""
-        if self._ahead is None or self._passage.done or self._is_large or self.rounds is not None:
+        """Have the programs compiled that will be needed if all stages come to rest.
+
+        It looks ahead from the first stage, and again in new coordinates.
+        """
+        if self._ahead is None or self._is_large or self.rounds is not None:
+            return
+        if self._passage.done and self._seen is self.target:
             return
         static, shape = separated((self.sampler, self._seen))[0], place.particles.shape
         if not is_new((static, shape, place.particles.dtype)):
             return
-        done = {self.stage.name: Status.CONVERGED}
+        done = self._passage.done | {self.stage.name: Status.CONVERGED}
+        reports = dict(self.reports)
+        self._ahead.add(self.stage.name, self._foreseen, self.stage, place, reports)
         for stage in self.sampler.stages[self._number + 1 :]:
             if stage.sampler.compares_densities and not self._is_comparable:
                 continue
@@ -404,15 +414,21 @@ class Run:
             if wanted is None:
                 self._ahead.add(stage.name, self._lowered_condition, stage, place)
             elif wanted:
-                self._ahead.add(stage.name, self._lowered, stage, place, dict(self.reports))
+                self._ahead.add(stage.name, self._lowered, stage, place, reports)
                 done[stage.name] = Status.CONVERGED
 
     def _lowered_condition(self, stage: Stage, place: Place) -> Iterator[Any]:
         yield holds.lower(stage.when, place, self._seen, self.key)
 
     def _lowered(self, stage: Stage, place: Place, reports: dict[str, Any]) -> Iterator[Any]:
-        context = self._context(stage, reports)
-        yield from lowered(context, place, self._plan)
+        yield from lowered(self._context(stage, reports), place, self._plan)
+        yield from self._foreseen(stage, place, reports)
+
+    def _foreseen(self, stage: Stage, place: Place, reports: dict[str, Any]) -> Iterator[Any]:
+        """Add a report of the right shapes, which later stages may ask for; no programs."""
+        memory = memory_like(self._context(stage, reports), place)
+        reports[stage.name] = filled(jax.eval_shape(stage.sampler.report, memory))
+        yield from ()
 
     def _context(self, stage: Stage, reports: dict[str, Any]) -> Context:
         sampler = stage.sampler.told(self._start, reports)

@@ -123,6 +123,12 @@ class Layout(AbstractLayout):
     def dim(self):
         return sum(self.sizes)
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether a particle is one vector without a constraint, so that flat particles are it."""
+        plain = all(isinstance(constraint, Real) for constraint in self.constraints)
+        return plain and self.shapes == ((self.dim,),)
+
     def constrain(self, flat):
         leaves = [c.constrain(part) for c, part in self._parts(flat)]
         shaped = [leaf.reshape(s) for leaf, s in zip(leaves, self.shapes, strict=True)]

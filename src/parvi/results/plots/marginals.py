@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import MOST, columns_of, limits, new_axes, palette
+from parvi.results.plots.style import MOST, columns_of, few_ticks, limits, new_axes, palette
 
 _SHOWN = (0.05, 0.5, 0.95)
 _NUM_POINTS = 200
@@ -46,7 +46,7 @@ def marginals(result: Any, names: Sequence[str] | None = None, axes: Any = None)
         axis.fill_between(x[inside], y[inside], color=palette()[0], alpha=0.25, linewidth=0)
         axis.axvline(middle, color=palette()[0], linewidth=1, linestyle=":")
         axis.set(title=result.names[column], yticks=[], ylim=(0, None))
-        axis.locator_params(axis="x", nbins=4)
+        few_ticks(axis, 4)
         axis.spines["left"].set_visible(False)
     for axis in flat[len(columns) :]:
         axis.set_visible(False)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from parvi.results.plots.marginals import smoothed
-from parvi.results.plots.style import columns_of, labels_of, limits, new_axes, palette
+from parvi.results.plots.style import columns_of, few_ticks, labels_of, limits, new_axes, palette
 
 _MOST_PAIRS, _MOST_POINTS, _NUM_POINTS = 4, 4000, 200
 
@@ -55,7 +55,7 @@ def pairs(
                 axis.set_visible(False)
                 continue
             # More would run into each other on axes of this size.
-            axis.locator_params(axis="x", nbins=3)
+            few_ticks(axis, 3)
             if i == num - 1:
                 axis.set_xlabel(result.names[across])
             else:

@@ -14,6 +14,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F
 _LIGHTER = ("#56B4E9", "#FF9A5C", "#35C99A", "#E3A0C6", "#F2C14E", "#B5DDF5", "#F0E442")
 # Parameters that are drawn if none are named.
 MOST = 6
+# Numbers from here on are too long for several of them side by side below one of the axes.
+_LONG = 1e5
 
 _SHARED: dict[Any, Any] = {
     "font.size": 9,
@@ -105,3 +107,13 @@ def limits(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     low, high = np.quantile(values, [0.005, 0.995])
     margin = 0.1 * (high - low) or 1.0
     return float(low - margin), float(high + margin)
+
+
+def few_ticks(axis: Any, most: int) -> None:
+    """At most so many intervals along x; numbers with many digits get fewer, and are rounded."""
+    largest = max(abs(limit) for limit in axis.get_xlim())
+    if 1e-3 <= largest < _LONG:
+        axis.locator_params(axis="x", nbins=most)
+        return
+    axis.locator_params(axis="x", nbins=1)
+    axis.xaxis.set_major_formatter("{x:.2g}")

@@ -51,6 +51,15 @@ class Ahead(contextlib.AbstractContextManager):
             for compiled in self._asked[name].result():
                 compiled.result()
 
+    def drop(self) -> None:
+        """Forget what was asked for, and what of it has not been begun."""
+        for asked in self._asked.values():
+            asked.cancel()
+            if asked.done() and not asked.cancelled():
+                for compiled in asked.result():
+                    compiled.cancel()
+        self._asked.clear()
+
     def __exit__(self, *_: Any) -> None:
         for pool in (self._tracer, self._compiler):
             pool.shutdown(cancel_futures=True)

@@ -220,10 +220,10 @@ class Stepper:
     def lowered(self, carry: Carry) -> Iterator[Any]:
         """The programs of the first step; of the carry only the shapes are used."""
         if self.plan.quick_steps > 0 and self.plan.apart:
-            carry = _filled(carry)
+            carry = filled(carry)
             propose = _propose.lower(self.context, carry)
             yield propose
-            points, pending = _filled(propose.postprocess(propose.lowered.out_info))
+            points, pending = filled(propose.postprocess(propose.lowered.out_info))
             evaluated = not isinstance(points, Cloud)
             if evaluated:
                 points = Cloud(points, points, points[:, 0], self.context.target.full())
@@ -256,7 +256,7 @@ class Stepper:
         return carry, jax.tree_util.tree_map(lambda *column: np.stack(column), *records)
 
 
-def _filled(shapes: Any) -> Any:
+def filled(shapes: Any) -> Any:
     """Zeros in place of shapes. Through NumPy, as JAX would compile a program for every shape."""
 
     def zeros(leaf):
