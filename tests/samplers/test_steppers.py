@@ -202,3 +202,15 @@ def test_kl_rate_rule():
         done, memory = rule.update(fact, jnp.asarray(accepted), memory)
         answers.append(bool(done))
     assert answers == [False] * 8 + [True]
+
+
+def test_kl_rate_rule_has_an_endurance():
+    """Steps below the rate of independent draws, d (d + 3) / (2n) = 0.2, whether kept or not."""
+    rule = parvi.stopping.KLRate(share=0.01, patience=3, endurance=4)
+    memory = rule.init(jnp.zeros((100, 5), jnp.float32))
+    zero, answers = jnp.zeros(()), []
+    for rate in (-0.21, -0.19, -0.25, 0.19, -0.19, -0.19):
+        info = Info(zero, jnp.asarray(rate), zero, zero, zero, {})
+        done, memory = rule.update(info, jnp.asarray(False), memory)
+        answers.append(bool(done))
+    assert answers == [False] * 5 + [True]
