@@ -416,6 +416,7 @@ class Result:
             # Every chain is visited alike, so that the last set may be cut anywhere.
             rows = visits.reshape(-1, visits.shape[-1])
             chosen = rows[np.arange(int(num)) * len(rows) // int(num)]
+            assert target.layout is not None
             found = constrained(target.layout, chosen)
             return jax.tree_util.tree_map(np.asarray, found)
 
