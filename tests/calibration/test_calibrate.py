@@ -66,6 +66,7 @@ def test_a_shifted_posterior_is_caught():
     assert "m[0]: the particles are too high" in repr(found)
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_all_data_sets():
     traces = 0
 
@@ -81,6 +82,7 @@ def test_one_compilation_serves_all_data_sets():
     assert traces == before > 0
 
 
+@pytest.mark.slow
 def test_constraints_and_objects_that_give_a_model():
     """A rate with a Gamma(2, 1) prior, and ten Poisson counts."""
 

@@ -29,12 +29,16 @@ QUICK = {
     "check_estimators_unfitted",
 }
 
+FITS = {"check_sample_weight_equivalence_on_dense_data"}
+
 
 def checks(quick):
     for model in MODELS:
         for made, check in estimator_checks_generator(model, mark=None):
             name = check.func.__name__
-            if quick == (name in QUICK):
+            # Two fits of a network take seconds.
+            dear = "MLP" in type(model).__name__ and name in FITS
+            if quick == (name in QUICK and not dear):
                 yield pytest.param(made, check, id=f"{type(model).__name__}-{name}")
 
 

@@ -118,7 +118,7 @@ def test_settings_are_all_different(tmp_path):
 
 
 # The experiments that take a few seconds; the others differ in what they run, not in how.
-SHORT = {"energy", "time"}
+SHORT = {"time"}
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def random_weights(potential):
     return jax.tree_util.tree_unflatten(structure, drawn)
 
 
+@pytest.mark.slow
 def test_first_map_is_the_identity():
     potential = ICNN()
     weights = potential.init(jax.random.key(0), 3, jnp.float32)
@@ -109,6 +110,7 @@ def test_first_map_is_the_identity():
     np.testing.assert_allclose(potential.map(weights, x), x, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_goes_back_where_the_density_has_no_value():
     def log_density(x):
         # Nothing beyond 0.1 to the left of the particles, which the score pulls them to.

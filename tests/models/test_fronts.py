@@ -48,6 +48,7 @@ def test_particles_have_parameters_and_deterministics_on_their_own_scale():
         np.testing.assert_allclose(particles["tau"], np.exp(result.flat[:, 1]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_starts_are_those_of_the_front_end():
     numpyro = parvi.sample(NUMPYRO["schools"](), num_steps=0).flat
     assert numpyro.shape == (512, 10)
@@ -61,6 +62,7 @@ def test_starts_are_those_of_the_front_end():
     assert 0.99 < np.abs(pymc - centre).max() <= 1
 
 
+@pytest.mark.slow
 def test_one_target_runs_in_both_precisions():
     target = NUMPYRO["schools"]()
     start = np.random.default_rng(0).normal(size=(16, target.layout.dim))
@@ -80,6 +82,7 @@ def test_pymc_leaves_the_precision_of_jax_as_it_was():
     assert not jax.config.read("jax_enable_x64")
 
 
+@pytest.mark.slow
 def test_init_by_name_is_the_inverse_of_constraining():
     for front in (NUMPYRO, PYMC):
         target = front["mixture"]()

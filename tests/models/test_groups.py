@@ -85,6 +85,7 @@ def test_log_likelihood_and_predictions_are_those_of_the_particles(front, reques
     assert abs(errors.std() - 1) < 5 / np.sqrt(2 * 3200)
 
 
+@pytest.mark.slow
 def test_arviz_compares_and_plots(numpyro, pymc):
     start = exact(pooled)
     target = parvi.from_numpyro(pooled, EFFECTS, ERRORS)

@@ -90,6 +90,7 @@ def test_discrete_sites_are_summed_out_and_drawn_for_the_log_likelihood():
     assert 0.3 < (data["posterior_predictive"]["y"].values > 0).mean() < 0.7
 
 
+@pytest.mark.slow
 def test_a_model_may_be_traced_on_several_threads():
     """As programs of later stages are; NumPyro's stack of handlers belongs to the process."""
     target = NUMPYRO["mixture"]()

@@ -159,6 +159,7 @@ def test_draws_outside_a_transforms_support_are_drawn_again():
     assert abs(np.std(data["y"][:, 1] - high) - 1) < 5 / 2000**0.5
 
 
+@pytest.mark.slow
 def test_one_compilation_calibrates_a_pymc_model():
     """By chance it fails in one of a hundred keys; this one is fixed."""
     with pm.Model() as conjugate:

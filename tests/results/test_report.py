@@ -85,6 +85,7 @@ def test_how_to_reproduce_names_what_was_asked_for(page, bad, tmp_path):
     assert "parvi.sample(target, init, sampler=sampler, key=0, num_steps=3)" in text
 
 
+@pytest.mark.slow
 def test_a_saved_result_has_the_same_report(good, page, tmp_path):
     good.save(tmp_path / "run.npz")
     loaded = parvi.load(tmp_path / "run.npz")
@@ -150,6 +151,7 @@ def test_per_parameter_verdicts(good, bad):
     assert np.isnan(narrow["drift"]).all()
 
 
+@pytest.mark.slow
 def test_parameters_in_modes_that_nobody_weighed_are_not_ok():
     """Two modes of one weight, nine tenths of the particles in one: each fits within its mode."""
     rng = np.random.default_rng(0)

@@ -48,6 +48,17 @@ def problem(kind):
     return lambda x: -0.5 * (x[0] ** 2 / 4 + (x[1] - x[0] ** 2 / 2) ** 2 / 0.1), start, {}
 
 
+def facts(result):
+    """What two equal runs have in common."""
+    return {
+        "particles": result.particles,
+        "steps": result.num_steps,
+        "status": int(result.status),
+        "stages": result.history["stage"],
+        "kl_rate": result.history["kl_rate"],
+    }
+
+
 def main():
     kind, folder, output = sys.argv[1:4]
     checkpoint._EVERY = checkpoint._TIMES = 0.0
@@ -55,14 +66,7 @@ def main():
     folder = None if folder == "-" else folder
     result = parvi.sample(target, start, checkpoint=folder, progress=False, **settings)
     made = pathlib.Path(output).with_suffix(".made.npz")
-    np.savez(
-        made,
-        particles=result.particles,
-        steps=result.num_steps,
-        status=int(result.status),
-        stages=result.history["stage"],
-        kl_rate=result.history["kl_rate"],
-    )
+    np.savez(made, **facts(result))
     made.replace(output)
 
 

@@ -16,21 +16,42 @@ def start():
     return np.random.default_rng(0).normal(size=(96, 2)).astype(np.float32)
 
 
-@pytest.mark.slow
-def test_the_same_bits_with_and_without(monkeypatch):
-    def log_density(x):
-        return -0.5 * jnp.sum((x - 1) ** 2) - 0.1 * jnp.sum(x**4)
+def bowl(x):
+    return -0.5 * jnp.sum((x - 1) ** 2) - 0.1 * jnp.sum(x**4)
 
+
+def funnel(x):
+    """The scale of the second number follows the first, which a coupling straightens."""
+    return -0.5 * x[0] ** 2 - 0.5 * (x[1] * jnp.exp(-x[0])) ** 2 - x[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("log_density", "names"),
+    [
+        (bowl, ["affine", "scout", "bend", "fly", "verify"]),
+        # Once in the first coordinates, and again in those in which the run goes on.
+        (
+            funnel,
+            [
+                *("affine", "scout", "bend", "fly", "verify"),
+                *("affine straight", "bend", "fly", "explore", "gather", "polish", "compare"),
+            ],
+        ),
+    ],
+)
+def test_the_same_bits_with_and_without(log_density, names, monkeypatch):
     asked = []
     add = Ahead.add
     monkeypatch.setattr(Ahead, "add", lambda self, *args: (asked.append(args[0]), add(self, *args)))
+    ahead._compiled.clear()
     with_threads = parvi.sample(log_density, start())
-    assert asked == ["scout", "bend", "fly", "verify"]
+    assert asked == names
     assert not [t for t in threading.enumerate() if t.name.startswith("parvi-")]
 
     # A second run finds everything ready.
     again = parvi.sample(log_density, start())
-    assert len(asked) == 4
+    assert asked == names
 
     jax.clear_caches()
     ahead._compiled.clear()
@@ -39,6 +60,27 @@ def test_the_same_bits_with_and_without(monkeypatch):
     for other in (again, without):
         np.testing.assert_array_equal(with_threads.particles, other.particles)
         assert with_threads.history["stage"].tolist() == other.history["stage"].tolist()
+
+
+def test_what_was_asked_for_can_be_dropped():
+    """What has not been begun never is, and nobody waits for it."""
+    begun, gate = [], threading.Event()
+
+    def slow(name):
+        begun.append(name)
+        gate.wait(30)
+        yield from ()
+
+    with Ahead() as threads:
+        threads.add("first", slow, "first")
+        threads.add("second", slow, "second")
+        while not begun:
+            pass
+        threads.drop()
+        threads.wait("first")
+        threads.wait("second")
+        gate.set()
+    assert begun == ["first"]
 
 
 def test_a_run_with_a_limit_does_not_look_ahead(monkeypatch):

@@ -32,6 +32,7 @@ def programs(tmp_path):
     return sorted(path.name for path in tmp_path.rglob("*-cache"))
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_what_the_first_compiled(tmp_path):
     folder = run(tmp_path)
     assert folder.startswith(str(tmp_path))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.run.checkpointed import KINDS, MESH, problem
+from tests.run.checkpointed import KINDS, MESH, facts, problem
 
 import parvi
 from parvi.run import checkpoint, rows
@@ -124,7 +124,8 @@ def test_a_killed_run_goes_on(kind, tmp_path):
     process.communicate(timeout=600)
     assert process.returncode == -signal.SIGKILL
     assert not output.exists()
-    unbroken = finished(kind, "-", tmp_path / "unbroken.npz")
+    target, start, settings = problem(kind)
+    unbroken = facts(parvi.sample(target, start, **settings))
     same(finished(kind, folder, output), unbroken)
 
 
@@ -167,6 +168,8 @@ def test_a_finished_run_is_found_and_another_is_refused(tmp_path):
     again = parvi.sample(log_density, start, sampler=sampler, num_steps=20, checkpoint=tmp_path)
     np.testing.assert_array_equal(first.particles, again.particles)
     assert again.num_steps == first.num_steps
+    resumed = parvi.resume(tmp_path, log_density, sampler=sampler)
+    np.testing.assert_array_equal(first.particles, resumed.particles)
     for change, words in (
         ({"key": 1}, "key is"),
         ({"num_steps": 21}, "num_steps is 21 here and 20 there"),
@@ -181,6 +184,7 @@ def test_a_finished_run_is_found_and_another_is_refused(tmp_path):
         assert words in str(error.value)
 
 
+@pytest.mark.slow
 def test_resume_with_the_folder_alone(tmp_path):
     target, start, _ = problem("banana")
     whole = parvi.sample(target, start, key=5)

@@ -225,6 +225,7 @@ def test_fresh_closures_do_not_pile_up():
     assert maps[2:].max() < maps[:2].max() + 500
 
 
+@pytest.mark.slow
 def test_float64_where_like_asks_for_it():
     target = parvi.Target(lambda x: -0.5 * jnp.sum((x - 1e6) ** 2), like=np.zeros(2))
     result = parvi.sample(target, num_particles=64, num_steps=1)
@@ -245,6 +246,7 @@ def test_a_start_without_spread_gets_one(alike):
     np.testing.assert_allclose(result.particles.std(axis=0), scale, rtol=0.05)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("sampler", [parvi.pfg_algorithm_1(), parvi.svgd()])
 def test_a_coordinate_without_spread_gets_one_from_other_flows_too(sampler):
     init = start(128)
@@ -390,6 +392,7 @@ def test_too_few_digits_are_said():
     assert caught.value.result.status == parvi.Status.STALLED
 
 
+@pytest.mark.slow
 def test_advice_fits_the_sampler():
     def improper(x):
         return jnp.sum(x)

@@ -35,8 +35,8 @@ def finish(processes):
 
 
 # Those of the quick tests, and those that compile more: the whole default, or the same once more.
-FEW = ("blocks", "rows 16")
-MORE = ("default", "default_diagonal", "algorithm_1", "svgd", "unread", "rows 96")
+FEW = ("algorithm_1", "rows 16")
+MORE = ("default", "default_diagonal", "blocks", "svgd", "unread", "rows 96")
 
 
 def made(folder, names):
@@ -83,11 +83,11 @@ def test_same_particles_of_more(more, name):
 
 
 def test_no_particles_are_sent(few):
-    assert_no_particles_are_sent(few, "blocks")
+    assert_no_particles_are_sent(few, "algorithm_1")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["default", "default_diagonal", "algorithm_1", "unread"])
+@pytest.mark.parametrize("name", ["default", "default_diagonal", "blocks", "unread"])
 def test_no_particles_are_sent_of_more(more, name):
     assert_no_particles_are_sent(more, name)
 

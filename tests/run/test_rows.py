@@ -53,13 +53,11 @@ def test_all_rows_where_they_are_cheap(all_rows):
     assert all_rows.status == parvi.Status.CONVERGED
     assert set(all_rows.history["rows"]) == {NUM_ROWS}
     assert "verify" in all_rows.history["stage"]
-    # It is the same run as with all rows asked for.
-    asked = parvi.sample(target(NUM_ROWS), start())
-    np.testing.assert_array_equal(all_rows.particles, asked.particles)
     again = parvi.sample(all_rows.target, **all_rows.settings._asdict())
     np.testing.assert_array_equal(all_rows.particles, again.particles)
 
 
+@pytest.mark.first_quick
 @pytest.mark.parametrize("sampler", [parvi.sgld(), parvi.pfg(num_features=0)])
 def test_samplers_without_comparisons_get_the_batches_that_they_ask_for(sampler):
     result = parvi.sample(target(), start(), sampler=sampler, num_steps=3)
@@ -101,6 +99,12 @@ def test_subsets_where_all_rows_are_dear(dear, all_rows):
 
 
 @pytest.mark.slow
+def test_all_rows_are_the_same_whatever_the_batch(all_rows):
+    asked = parvi.sample(target(NUM_ROWS), start())
+    np.testing.assert_array_equal(all_rows.particles, asked.particles)
+
+
+@pytest.mark.slow
 def test_rounds_do_not_depend_on_chunks(dear):
     with jax.enable_x64(True):
         runs = [Run.begin(target(), start(), parvi.pfg()) for _ in range(2)]
@@ -111,6 +115,7 @@ def test_rounds_do_not_depend_on_chunks(dear):
     np.testing.assert_array_equal(runs[0].particles, runs[1].particles)
 
 
+@pytest.mark.slow
 @pytest.mark.first_quick
 @pytest.mark.parametrize("limit", ["_TOLERATED", "_WANTED"])
 def test_noise_that_is_left_is_said(dear, monkeypatch, limit):

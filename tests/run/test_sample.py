@@ -62,6 +62,7 @@ def test_float64_is_really_used():
     np.testing.assert_allclose(result.particles.std(axis=0), 1.0, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_one_log_density_with_numpy_data_runs_in_both_precisions():
     """JAX 0.9.2 mixes them up where one compiled function meets both (docs/decisions/0008)."""
     data = np.random.default_rng(1).normal(size=(20, 3))
@@ -79,6 +80,7 @@ def test_one_log_density_with_numpy_data_runs_in_both_precisions():
     assert np.abs(difference).max() < 0.02
 
 
+@pytest.mark.slow
 def test_jax_array_keeps_its_dtype():
     init = jnp.asarray(begin(dtype=np.float32))
     assert parvi.sample(log_density, init, sampler=AFFINE).particles.dtype == np.float32
@@ -222,6 +224,7 @@ def test_in_place_takes_nothing_of_the_users(kind, monkeypatch):
     assert np.abs(result.particles - wanted).max() > 0.1
 
 
+@pytest.mark.slow
 def test_minibatches_reach_the_full_posterior():
     """Prior N(0, 1) and rows N(theta, 1): the posterior is N(sum / (N + 1), 1 / (N + 1))."""
     data = np.random.default_rng(1).normal(2.0, 1.0, size=100)

@@ -217,6 +217,7 @@ def test_affine_alone_is_exact_between_gaussians():
     assert stages(same) == ["affine alone"]
 
 
+@pytest.mark.slow
 def test_affine_velocities_do_not_rotate():
     """H f is a gradient: what else the particles' noise suggests is left out."""
     rng = np.random.default_rng(0)
@@ -262,6 +263,7 @@ def _largest(jaxpr):
     return max(sizes)
 
 
+@pytest.mark.slow
 def test_a_polish_that_does_not_settle_is_undone():
     """The particles are then those from before it, the run goes on, and the history says so."""
     hasty = parvi.stopping.exactly(affine(), 3)

@@ -45,6 +45,7 @@ def test_it_ends_by_itself():
     assert np.min(result.log_density) > -20
 
 
+@pytest.mark.slow
 def test_units_do_not_matter():
     """Steps are in units of the start's spread, so a change of units changes nothing."""
     units = np.geomspace(1e-3, 1e3, 5)

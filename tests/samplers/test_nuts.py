@@ -127,6 +127,7 @@ def test_particles_are_the_chains_own_states():
     assert float(info.extra["drawn"]) == 1
 
 
+@pytest.mark.slow
 def test_at_most_as_many_steps_as_planned():
     start = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
     sampler = parvi.nuts(30, 20, num_chains=4)
@@ -169,6 +170,7 @@ def test_chains_that_disagree_have_not_converged():
     assert together.status is parvi.Status.CONVERGED
 
 
+@pytest.mark.slow
 def test_a_divergence_is_counted():
     # The funnel with a step that was learnt in a few transitions only: its neck diverges.
     start = np.random.default_rng(0).normal(size=(40, 10))

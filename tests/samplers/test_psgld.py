@@ -99,6 +99,7 @@ def gammas(correction, particles, num_rows=1, num_keys=1):
     return np.asarray(added(jax.random.split(jax.random.key(0), num_keys)))
 
 
+@pytest.mark.slow
 @pytest.mark.first_quick
 @pytest.mark.parametrize("num_rows", [1, 7])
 def test_correction_is_the_derivative_of_the_preconditioner(num_rows):

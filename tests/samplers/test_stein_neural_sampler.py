@@ -97,6 +97,7 @@ def test_critic_learns_the_difference_of_scores():
     np.testing.assert_allclose(value, 0.5 * np.sum(shift**2), rtol=0.15)
 
 
+@pytest.mark.slow
 def test_affine_network_has_the_divergence_of_its_jacobian():
     with jax.enable_x64(True):
         network = AffineNetwork(5)

@@ -50,6 +50,7 @@ def draws():
     return x, scores
 
 
+@pytest.mark.slow
 @pytest.mark.first_quick
 @pytest.mark.parametrize("leaders", [[1], [1, 0], [0, 4, 2]])
 def test_a_coupling_is_a_change_of_coordinates(draws, leaders):

@@ -66,6 +66,7 @@ def test_moves_determinants_and_inverses(dim, num_features, inverted):
     np.testing.assert_allclose(layer.inverse(images), points, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_coupling_as_a_layer():
     """A funnel of three: given the first, the others are Gaussian of that log scale."""
     rng = np.random.default_rng(0)
@@ -95,6 +96,7 @@ def differences(function, point, step=1e-4):
     return [(function(point + o) - function(point - o)) / (2 * step) for o in offsets]
 
 
+@pytest.mark.slow
 def test_the_inverse_can_be_differentiated():
     rng = np.random.default_rng(0)
     density = jax.jit(density_of(bent_of(rng, 2, 5)))
@@ -112,6 +114,7 @@ def test_the_inverse_can_be_differentiated_twice():
     np.testing.assert_allclose(jax.hessian(density)(point), bend, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_point_without_an_inverse_is_nan():
     # x - 2 tanh(x) goes back on itself, so Newton's method may end where the slope is zero.
     frame = DenseFrame(jnp.zeros(1), jnp.eye(1), jnp.eye(1))

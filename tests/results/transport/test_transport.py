@@ -32,18 +32,26 @@ def skewed(x):
     return jnp.sum(1.5 * x - jnp.exp(x)) - 0.5 * jnp.sum(jnp.diff(x) ** 2)
 
 
+def between(x, data):
+    """Both of them, so that their runs share their programs."""
+    return (1 - data["skewed"]) * gaussian(x) + data["skewed"] * skewed(x)
+
+
+TARGET = parvi.Target(between, like=np.zeros(3), data={"skewed": np.zeros(())})
+
+
 def start(dim, num=512):
     return np.random.default_rng(0).normal(size=(num, dim))
 
 
 @pytest.fixture(scope="module")
 def exact():
-    return parvi.sample(gaussian, start(3))
+    return parvi.sample(TARGET, start(3))
 
 
 @pytest.fixture(scope="module")
 def bent():
-    return parvi.sample(skewed, start(3), transport=True)
+    return parvi.sample(TARGET.with_data({"skewed": np.ones(())}), start(3), transport=True)
 
 
 def test_exact_on_gaussians(exact):
