@@ -43,7 +43,7 @@ def test_numpy_dtype_is_the_dtype_of_the_run(dtype, flag):
         return log_density(x)
 
     with jax.enable_x64(flag):
-        result = parvi.sample(watched, begin(dtype=dtype))
+        result = parvi.sample(watched, begin(dtype=dtype), sampler=AFFINE)
         assert jnp.zeros(()).dtype == (jnp.float64 if flag else jnp.float32)
     assert seen == {jnp.dtype(dtype)}
     assert result.particles.dtype == dtype

@@ -4,7 +4,6 @@ It is the only loop: ``sample``, the experiments and the benchmarks all call it.
 """
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,15 +13,15 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import Place
-from parvi.counting import separated
 from parvi.evaluation import evaluate
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
 from parvi.run.checkpoint import Saved
-from parvi.run.compile.ahead import Ahead, is_new
+from parvi.run.compile.ahead import Ahead
 from parvi.run.compile.policy import Plan
-from parvi.run.compile.programs import Context, Record, Stepper, begin, filled, lowered, memory_like
+from parvi.run.compile.programs import Context, Record, Stepper, begin, memory_like
 from parvi.run.coordinates import Coordinates
+from parvi.run.foresight import Foresight
 from parvi.run.history import Block, with_column
 from parvi.run.initial import as_key, as_target
 from parvi.run.passage import Passage
@@ -391,44 +390,21 @@ class Run:
             self._ahead.wait(stage.name)
 
     def _look_ahead(self, place: Place) -> None:
-        """Have the programs compiled that will be needed if all stages come to rest.
-
-        It looks ahead from the first stage, and again in new coordinates.
-        """
+        """Have later programs compiled: from the first stage on, and again in new coordinates."""
         if self._ahead is None or self._is_large or self.rounds is not None:
             return
         if self._passage.done and self._seen is self.target:
             return
-        static, shape = separated((self.sampler, self._seen))[0], place.particles.shape
-        if not is_new((static, shape, place.particles.dtype)):
-            return
-        done = self._passage.done | {self.stage.name: Status.CONVERGED}
-        reports = dict(self.reports)
-        self._ahead.add(self.stage.name, self._foreseen, self.stage, place, reports)
-        for stage in self.sampler.stages[self._number + 1 :]:
-            if stage.sampler.compares_densities and not self._is_comparable:
-                continue
-            if isinstance(stage.sampler, AbstractChange):
-                continue
-            wanted = stage.when.known(shape, done)
-            if wanted is None:
-                self._ahead.add(stage.name, self._lowered_condition, stage, place)
-            elif wanted:
-                self._ahead.add(stage.name, self._lowered, stage, place, reports)
-                done[stage.name] = Status.CONVERGED
-
-    def _lowered_condition(self, stage: Stage, place: Place) -> Iterator[Any]:
-        yield holds.lower(stage.when, place, self._seen, self.key)
-
-    def _lowered(self, stage: Stage, place: Place, reports: dict[str, Any]) -> Iterator[Any]:
-        yield from lowered(self._context(stage, reports), place, self._plan)
-        yield from self._foreseen(stage, place, reports)
-
-    def _foreseen(self, stage: Stage, place: Place, reports: dict[str, Any]) -> Iterator[Any]:
-        """Add a report of the right shapes, which later stages may ask for; no programs."""
-        memory = memory_like(self._context(stage, reports), place)
-        reports[stage.name] = filled(jax.eval_shape(stage.sampler.report, memory))
-        yield from ()
+        foresight = Foresight(
+            self._ahead,
+            self.sampler,
+            self._seen,
+            self.key,
+            self._plan,
+            self._context,
+            self._is_comparable,
+        )
+        foresight.look(self._number, place, self._passage.done, self.reports)
 
     def _context(self, stage: Stage, reports: dict[str, Any]) -> Context:
         sampler = stage.sampler.told(self._start, reports)
