@@ -26,6 +26,7 @@ def bent_of(rng, dim, num_features, size=0.3):
         jnp.asarray(directions),
         jnp.asarray(rng.normal(size=num_features)),
         jnp.asarray(weights * scale),
+        num_tails=2,
     )
 
 
@@ -143,16 +144,29 @@ def test_the_heavy_base_is_what_it_says():
     import scipy.stats
 
     z = np.random.default_rng(0).normal(size=(6, 3)) * 3
-    mixture = np.logaddexp(
-        np.log(0.9) + scipy.stats.multivariate_normal(np.zeros(3)).logpdf(z),
-        np.log(0.1) + scipy.stats.multivariate_t(np.zeros(3), df=4).logpdf(z),
+    normal, student = scipy.stats.norm, scipy.stats.t(4)
+    one = [
+        normal.pdf(np.delete(z, j, axis=1)).prod(axis=1) * student.pdf(z[:, j]) for j in (0, 1, 2)
+    ]
+    mixture = (
+        0.8 * normal.pdf(z).prod(axis=1)
+        + 0.1 * scipy.stats.multivariate_t(np.zeros(3), df=4).pdf(z)
+        + 0.1 * np.mean(one, axis=0)
     )
-    np.testing.assert_allclose(log_heavy(jnp.asarray(z)), mixture, rtol=1e-12)
-    draws = np.asarray(heavy_normal(jax.random.key(0), 200_000, 1, jnp.float64))
-    # The kurtosis of t_4 is infinite, so probabilities are compared: P(|z| > 4).
-    expected = 0.9 * 2 * scipy.stats.norm.sf(4) + 0.1 * 2 * scipy.stats.t(4).sf(4)
-    error = 4 * (expected / 200_000) ** 0.5
-    assert np.mean(np.abs(draws) > 4) == pytest.approx(expected, abs=error)
+    np.testing.assert_allclose(jax.jit(log_heavy)(jnp.asarray(z)), np.log(mixture), rtol=1e-12)
+    num = 200_000
+    draws = np.abs(np.asarray(heavy_normal(jax.random.key(0), num, 2, jnp.float64)))
+    # The kurtosis of t_4 is infinite, so probabilities are compared: P(|z| > 4) of either number,
+    # which is a t in all of a tenth of the draws and in half of another.
+    tails = 0.85 * 2 * normal.sf(4) + 0.15 * 2 * student.sf(4)
+    assert np.mean(draws > 4, axis=0) == pytest.approx(tails, abs=4 * (tails / num) ** 0.5)
+    # Both together, only where both have tails; an independent pair would be much rarer.
+    grid = np.linspace(4, 300, 2000)
+    slices = scipy.stats.multivariate_t([0, 0], df=4).pdf(
+        np.stack(np.meshgrid(grid, grid, indexing="ij"), axis=-1)
+    )
+    both = 0.1 * 4 * np.trapezoid(np.trapezoid(slices, grid), grid)
+    assert np.mean((draws > 4).all(axis=1)) == pytest.approx(both, abs=4 * (both / num) ** 0.5)
 
 
 def test_sobol_points_are_normal_and_even():

@@ -83,6 +83,26 @@ def test_a_bent_target(bent):
 
 
 @pytest.mark.slow
+def test_the_tail_of_a_log_scale():
+    """log tau with a flat density of tau near 0 has an exponential tail to the left.
+
+    Bounded features alone leave a Gaussian's: e^-3.3 and e^-6.5 of the density at -6 and -7, of
+    which one in 400 and one in 1100 draws lie beyond.
+    """
+
+    def log_density(x):
+        return x[0] - jnp.exp(x[0]) - 0.5 * jnp.sum(x[1:] ** 2)
+
+    result = parvi.sample(log_density, start(6))
+    points = np.zeros((2, 6))
+    points[:, 0] = -6, -7
+    constant = 2.5 * np.log(2 * np.pi)
+    truth = points[:, 0] - np.exp(points[:, 0]) - constant
+    assert (result.transport.log_prob(points) - truth > [-2.5, -5.0]).all()
+    assert result.log_evidence() == pytest.approx(constant, abs=0.01)
+
+
+@pytest.mark.slow
 def test_sobol_draws_are_closer_than_independent_ones(bent):
     transport = bent.transport
     truth = transport.draw(0, 100_000).mean(axis=0)

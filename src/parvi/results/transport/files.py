@@ -69,6 +69,8 @@ def _described(layer: AbstractLayer) -> Any:
         return [kind, [_described(layer.layer)]]
     if kind not in _KNOWN:
         raise ValueError(f"A map with a layer of kind {kind} cannot be saved.")
+    if isinstance(layer, (Bent, Stack)):
+        return [kind, [layer.num_tails if isinstance(layer, Bent) else layer.bent.num_tails]]
     return [kind, []]
 
 
@@ -83,7 +85,9 @@ def _rebuilt(node: Any, numbers: Any) -> AbstractLayer:
     frame = DenseFrame(next(numbers), next(numbers), next(numbers))
     if kind == "Affine":
         return Affine(frame)
-    bent = Bent(frame, next(numbers), next(numbers), next(numbers))
+    # Files from before there were features for tails say nothing of them.
+    num_tails = inner[0] if inner else 0
+    bent = Bent(frame, next(numbers), next(numbers), next(numbers), num_tails)
     return Stack(bent) if kind == "Stack" else bent
 
 

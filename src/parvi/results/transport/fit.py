@@ -23,11 +23,14 @@ from parvi.fields.pfg.functions import RandomFeatures
 from parvi.fields.pfg.preconditioners import at_least_one
 from parvi.geometry.frame import DenseFrame, InFrame
 from parvi.results.transport.chain import Chain, Stack, sobol_normal
-from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted
+from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted, features
 
 # Fresh points of a round: the larger of this and that many a dimension.
 _NUM_POINTS, _PER_DIMENSION = 2048, 8
 _NUM_FEATURES, _RIDGE = 128, 0.1
+# Dimensions up to which every axis has features for its tails, the steepness of these, and the
+# bound in standard deviations.
+_MOST_TAILED, _STEEPNESS, _BEYOND = 64, 2.0, 1.0
 # Rounds at most, the first step, and the step below which there is nothing left to gain.
 _MOST_ROUNDS, _FIRST_STEP, _LAST_STEP = 16, 0.5, 0.1
 # Gain in nats below which the fit ends.
@@ -54,9 +57,11 @@ class _Fitting(NamedTuple):
     def begun(cls, frame: DenseFrame) -> "_Fitting":
         dim, dtype = len(frame.mean), frame.mean.dtype
         # In NumPy, as JAX would compile a program for every shape.
-        shapes = (_NUM_FEATURES, dim), (_NUM_FEATURES,), (dim, 1 + dim + _NUM_FEATURES)
+        num_tails = _num_tails(dim)
+        num = _NUM_FEATURES + num_tails
+        shapes = (num, dim), (num,), (dim, 1 + dim + num)
         rest: list[Any] = [np.zeros(shape, dtype) for shape in shapes]
-        empty = Bent(jax.tree_util.tree_map(np.asarray, frame), *rest)
+        empty = Bent(jax.tree_util.tree_map(np.asarray, frame), *rest, num_tails)
         bent = jax.tree_util.tree_map(lambda a: np.stack([a] * _MOST_ROUNDS), empty)
         numbers: list[Any] = [np.zeros((), np.int32), np.asarray(_FIRST_STEP, dtype)]
         return jax.tree_util.tree_map(jnp.asarray, cls(bent, numbers[0], empty, numbers[1]))
@@ -190,8 +195,10 @@ def _layer(key, cloud, step) -> Bent:
     """A step along the velocity of PFG, as in a round of bending."""
     frame = DenseFrame.of(cloud.particles)
     seen = View(cloud, InFrame(frame))
-    functions = RandomFeatures(_NUM_FEATURES)
-    directions, offsets = functions.informed(key, seen.particles, seen.scores)
+    num_tails = _num_tails(seen.particles.shape[1])
+    informed = RandomFeatures(_NUM_FEATURES).informed(key, seen.particles, seen.scores)
+    directions, offsets = _with_tails(*informed, num_tails)
+    functions = features(len(offsets), num_tails)
 
     def sums(block, weights):
         fisher = block.scores.T @ (weights[:, None] * block.scores)
@@ -201,7 +208,25 @@ def _layer(key, cloud, step) -> Bent:
     weights = equations.weights(at_least_one(fisher), _RIDGE)
     length = jnp.sqrt(jnp.max(jnp.sum((weights @ equations.gram) * weights, axis=1)))
     # A trust region of one standard deviation.
-    return Bent(frame, directions, offsets, weights * step / jnp.maximum(step * length, 1.0))
+    weights = weights * step / jnp.maximum(step * length, 1.0)
+    return Bent(frame, directions, offsets, weights, num_tails)
+
+
+def _num_tails(dim: int) -> int:
+    """The number of features that grow without an end."""
+    return 2 * dim if dim <= _MOST_TAILED else 0
+
+
+def _with_tails(directions, offsets, num_tails: int):
+    """Bounded features, and two for every axis that grow to either side, beyond a bound.
+
+    A sum of bounded features has a Gaussian's tails, and the log of a scale has longer ones.
+    """
+    if not num_tails:
+        return directions, offsets
+    axes = _STEEPNESS * jnp.eye(num_tails // 2, dtype=directions.dtype)
+    bounds = jnp.full(num_tails, -_STEEPNESS * _BEYOND, offsets.dtype)
+    return jnp.concatenate([directions, axes, -axes]), jnp.concatenate([offsets, bounds])
 
 
 def _num_points(dim: int) -> int:

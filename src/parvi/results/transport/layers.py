@@ -1,6 +1,7 @@
 """Layers of a transport map: each moves points, and knows by how much it stretches volume there."""
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -71,8 +72,17 @@ class Coupled(AbstractLayer):
         return jax.vmap(self.coupling.enter)(images)
 
 
+def activation(preactivations: Float[Array, "... k"], num_tails: int) -> Float[Array, "... k"]:
+    """Hyperbolic tangents and, at the end, softplus functions, which grow on without an end."""
+    if not num_tails:
+        return jnp.tanh(preactivations)
+    split = preactivations.shape[-1] - num_tails
+    bounded, growing = preactivations[..., :split], preactivations[..., split:]
+    return jnp.concatenate([jnp.tanh(bounded), jax.nn.softplus(growing)], axis=-1)
+
+
 class Bent(AbstractLayer):
-    """x + L W (1, z, tanh(D z + c)), where z is x in a frame: a step of one round of bending.
+    """x + L W (1, z, s(D z + c)), where z is x in a frame: a step of one round of bending.
 
     Parameters
     ----------
@@ -82,16 +92,19 @@ class Bent(AbstractLayer):
         D and c.
     weights
         W.
+    num_tails
+        How many of the features, the last ones, grow on without an end.
     """
 
     frame: DenseFrame
     directions: Float[Array, "k d"]
     offsets: Float[Array, " k"]
     weights: Float[Array, "d w"]
+    num_tails: int = eqx.field(static=True, default=0)
 
     def moved(self, points):
         z = self.frame.enter(points)
-        slopes = 1 - jnp.tanh(z @ self.directions.T + self.offsets) ** 2
+        slopes = self._slopes(z)
         small = self._small()
         sign, log_det = self._each(lambda own: tuple(jnp.linalg.slogdet(small(own))), slopes)
         if self._is_wide:
@@ -128,9 +141,26 @@ class Bent(AbstractLayer):
     def _outer(self) -> Float[Array, "d k"]:
         return self.weights[:, self.directions.shape[1] + 1 :]
 
+    @property
+    def _products(self) -> Float[Array, "k dd"]:
+        """The outer product of what goes out of every feature and what comes in.
+
+        One product of all slopes and these makes the Jacobians of all points.
+        """
+        dim = self.directions.shape[1]
+        return (self._outer.T[:, :, None] * self.directions[:, None, :]).reshape(-1, dim**2)
+
     def _bent(self, z):
         parameters = Parameters((self.directions, self.offsets), self.weights)
-        return z + RandomFeatures(len(self.offsets)).values(parameters, z)
+        return z + features(len(self.offsets), self.num_tails).values(parameters, z)
+
+    def _slopes(self, z):
+        inner = z @ self.directions.T + self.offsets
+        return jax.jvp(self._activation, (inner,), (jnp.ones_like(inner),))[1]
+
+    @property
+    def _activation(self) -> Callable:
+        return functools.partial(activation, num_tails=self.num_tails)
 
     def _small(self) -> Callable:
         """From a point's slopes to a matrix with the determinant of the Jacobian there.
@@ -139,7 +169,8 @@ class Bent(AbstractLayer):
         """
         linear, outer, directions = self._linear, self._outer, self.directions
         if not self._is_wide:
-            return lambda slopes: linear + (outer * slopes) @ directions
+            products = self._products
+            return lambda slopes: linear + (slopes @ products).reshape(linear.shape)
         inner = directions @ jnp.linalg.solve(linear, outer)
         identity = jnp.eye(len(inner), dtype=inner.dtype)
         return lambda slopes: identity + slopes[:, None] * inner
@@ -160,9 +191,11 @@ class Bent(AbstractLayer):
         def residual(z):
             return self._bent(z[None])[0] - wanted
 
+        linear, products = self._linear, self._products
+
         def jacobian(z):
-            slopes = 1 - jnp.tanh(self.directions @ z + self.offsets) ** 2
-            return self._linear + (self._outer * slopes) @ self.directions
+            slopes = self._slopes(z)
+            return linear + (slopes @ products).reshape(linear.shape)
 
         def one(state):
             z, gap, count, _ = state
@@ -191,6 +224,11 @@ class Bent(AbstractLayer):
 
         first = wanted, residual(wanted), 0, jnp.ones((), bool)
         return jax.lax.while_loop(going, one, first)[0]
+
+
+def features(num_features: int, num_tails: int) -> RandomFeatures:
+    """The functions whose weights a bent layer has."""
+    return RandomFeatures(num_features, functools.partial(activation, num_tails=num_tails))
 
 
 class Inverted(AbstractLayer):

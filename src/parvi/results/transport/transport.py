@@ -23,6 +23,8 @@ from parvi.targets.target import AbstractTarget
 
 # Draws that are weighed at once, and from how many on the optimising compiler pays.
 _AT_ONCE, _MANY = 1024, 1 << 16
+# Points whose densities take less time in a program that is compiled without optimisation.
+_FEW = 2048
 
 
 class Transport(eqx.Module):
@@ -106,7 +108,8 @@ class Transport(eqx.Module):
         assert self.target is not None
         with self._ready(flat):
             points = jnp.asarray(flat)
-            log_q = _log_prob_flat(self, points, log_heavy)
+            log_prob = _log_prob_quickly if len(points) <= _FEW else _log_prob_flat
+            log_q = log_prob(self, points, log_heavy)
             values = evaluate(_density_of(self.target, self.layout), points)[0]
             return np.asarray(values) - np.asarray(log_q)
 
@@ -241,8 +244,7 @@ def _log_prob(transport: Transport, particles):
     return found - jax.vmap(layout.log_jacobian)(flat)
 
 
-@carefully
-def _log_prob_flat(transport: Transport, flat, log_base: Callable):
+def _log_prob_of(transport: Transport, flat, log_base: Callable):
     """The log density at flat points, of the maps of a base."""
     found = []
     for weight, layer in zip(transport.log_weights, transport.maps, strict=True):
@@ -250,6 +252,9 @@ def _log_prob_flat(transport: Transport, flat, log_base: Callable):
         own = weight + log_base(z) - layer.log_det(z)
         found.append(jnp.where(jnp.isnan(own), -jnp.inf, own))
     return jax.scipy.special.logsumexp(jnp.stack(found), axis=0)
+
+
+_log_prob_quickly, _log_prob_flat = quickly(_log_prob_of), carefully(_log_prob_of)
 
 
 def _weighed(transport: Transport, log_density, key, part):
