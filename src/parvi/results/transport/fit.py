@@ -61,7 +61,7 @@ class _Fitting(NamedTuple):
         num = _NUM_FEATURES + num_tails
         shapes = (num, dim), (num,), (dim, 1 + dim + num)
         rest: list[Any] = [np.zeros(shape, dtype) for shape in shapes]
-        empty = Bent(jax.tree_util.tree_map(np.asarray, frame), *rest, num_tails)
+        empty = Bent(jax.tree_util.tree_map(np.asarray, frame), *rest, num_tails=num_tails)
         bent = jax.tree_util.tree_map(lambda a: np.stack([a] * _MOST_ROUNDS), empty)
         numbers: list[Any] = [np.zeros((), np.int32), np.asarray(_FIRST_STEP, dtype)]
         return jax.tree_util.tree_map(jnp.asarray, cls(bent, numbers[0], empty, numbers[1]))
@@ -196,8 +196,8 @@ def _layer(key, cloud, step) -> Bent:
     frame = DenseFrame.of(cloud.particles)
     seen = View(cloud, InFrame(frame))
     num_tails = _num_tails(seen.particles.shape[1])
-    informed = RandomFeatures(_NUM_FEATURES).informed(key, seen.particles, seen.scores)
-    directions, offsets = _with_tails(*informed, num_tails)
+    bounded = RandomFeatures(_NUM_FEATURES).informed(key, seen.particles, seen.scores)
+    directions, offsets = _with_tails(bounded, num_tails)
     functions = features(len(offsets), num_tails)
 
     def sums(block, weights):
@@ -217,13 +217,14 @@ def _num_tails(dim: int) -> int:
     return 2 * dim if dim <= _MOST_TAILED else 0
 
 
-def _with_tails(directions, offsets, num_tails: int):
+def _with_tails(bounded: tuple[Array, Array], num_tails: int) -> tuple[Array, Array]:
     """Bounded features, and two for every axis that grow to either side, beyond a bound.
 
     A sum of bounded features has a Gaussian's tails, and the log of a scale has longer ones.
     """
     if not num_tails:
-        return directions, offsets
+        return bounded
+    directions, offsets = bounded
     axes = _STEEPNESS * jnp.eye(num_tails // 2, dtype=directions.dtype)
     bounds = jnp.full(num_tails, -_STEEPNESS * _BEYOND, offsets.dtype)
     return jnp.concatenate([directions, axes, -axes]), jnp.concatenate([offsets, bounds])
