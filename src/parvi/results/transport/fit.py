@@ -61,7 +61,9 @@ class _Fitting(NamedTuple):
         num = _NUM_FEATURES + num_tails
         shapes = (num, dim), (num,), (dim, 1 + dim + num)
         rest: list[Any] = [np.zeros(shape, dtype) for shape in shapes]
-        empty = Bent(jax.tree_util.tree_map(np.asarray, frame), *rest, num_tails=num_tails)
+        empty = Bent(
+            jax.tree_util.tree_map(np.asarray, frame), rest[0], rest[1], rest[2], num_tails
+        )
         bent = jax.tree_util.tree_map(lambda a: np.stack([a] * _MOST_ROUNDS), empty)
         numbers: list[Any] = [np.zeros((), np.int32), np.asarray(_FIRST_STEP, dtype)]
         return jax.tree_util.tree_map(jnp.asarray, cls(bent, numbers[0], empty, numbers[1]))
