@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PyTree
 
 from parvi.cloud import LogDensity
 from parvi.evaluation import evaluate, quickly
+from parvi.geometry.frame import DenseFrame
 from parvi.kept import carefully
 from parvi.results.transport.chain import sobol_normal
 from parvi.results.transport.importance import Importance, heavy_normal, log_heavy, log_normal
@@ -25,6 +26,8 @@ from parvi.targets.target import AbstractTarget
 _AT_ONCE, _MANY = 1024, 1 << 16
 # Points whose densities take less time in a program that is compiled without optimisation.
 _FEW = 2048
+# Other maps count nothing for a draw if they are smaller than its own by this in the log: by 5e-5.
+_NOTHING = 10.0
 
 
 class Transport(eqx.Module):
@@ -269,9 +272,38 @@ def _weighed(transport: Transport, log_density, key, part):
         x, log_det = transport.maps[0].moved(z)
         log_q = log_heavy(z) - log_det
     else:
-        x, _ = _pushed(transport, z, jax.random.uniform(key_map, (num,), dtype))
-        log_q = _log_prob_flat(transport, x, log_heavy)
+        x, number = _pushed(transport, z, jax.random.uniform(key_map, (num,), dtype))
+        log_q = _log_mixture(transport, z, x, number)
     return x, jax.vmap(log_density)(x) - log_q
+
+
+def _log_mixture(transport: Transport, z, x, number):
+    """The log density at images x of base points z, each under the map of that number.
+
+    The own base point of an image is known. Of other maps it is sought only where it may count, by
+    their affine parts: from farther away Newton's method rarely finds one, and takes long.
+    """
+    each = list(zip(transport.log_weights, transport.maps, strict=True))
+    moved = [layer.moved(z) for _, layer in each]
+    found = [
+        jnp.where(number == k, _of(each[k], z, moved[k][1]), -jnp.inf) for k in range(len(each))
+    ]
+    own = jnp.max(jnp.stack(found), axis=0)
+    for k, (weight, layer) in enumerate(each):
+        frame = DenseFrame.of(moved[k][0])
+        there = weight + log_heavy(frame.enter(x)) - frame.log_volume
+        near = (there > own - _NOTHING) & (number != k)
+        # Where nothing is sought, the middle is, which is found at once.
+        sought = layer.inverse(jnp.where(near[:, None], x, layer(jnp.zeros_like(z[:1]))))
+        density = _of(each[k], sought, layer.log_det(sought))
+        found.append(jnp.where(near & ~jnp.isnan(density), density, -jnp.inf))
+    return jax.scipy.special.logsumexp(jnp.stack(found), axis=0)
+
+
+def _of(weighted, z, log_det):
+    """The log density of a weighted map at the image of z."""
+    weight, _ = weighted
+    return weight + log_heavy(z) - log_det
 
 
 _weighed_quickly, _weighed_carefully = quickly(_weighed), carefully(_weighed)
