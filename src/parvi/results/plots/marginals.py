@@ -50,7 +50,7 @@ def marginals(result: Any, names: Sequence[str] | None = None, axes: Any = None)
         x = np.linspace(*limits(values), _NUM_POINTS)
         # One width of smoothing for all modes would fill the valleys between them.
         parts = [values[labels == label] for label in np.unique(labels)]
-        y = sum(smoothed(own, x) * len(own) / len(values) for own in parts)
+        y = np.sum([smoothed(own, x) * len(own) for own in parts], axis=0) / len(values)
         low, middle, high = np.quantile(values, _SHOWN)
         axis.plot(x, y, color=palette()[0], linewidth=1.5)
         inside = (x >= low) & (x <= high)
