@@ -57,7 +57,7 @@ def sample(
         _check_files(out, report)
         target = target_of(model, data)
         chosen = READY[sampler]()
-        with of_model(model):
+        with of_model(model, getattr(target, "data", None)):
             run = _ran(
                 lambda: parvi.sample(
                     target,
@@ -184,6 +184,7 @@ def _facts(result: parvi.Result, verdict: Any, out: Any, report: Any) -> dict[st
         "believable": verdict.believable,
         "headline": verdict.headline,
         "reasons": list(verdict.reasons),
+        "advice": list(verdict.advice),
         "status": result.status.name,
         "particles": result.num_particles,
         "steps": result.num_steps,
