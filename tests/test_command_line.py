@@ -67,6 +67,7 @@ def test_from_a_csv_to_a_report(sampled):
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert facts["believable"] is True
+    assert any("Modes were looked for" in sentence for sentence in facts["advice"])
     assert abs(facts["summary"]["slope"]["mean"] - 2) < 0.4
     assert facts["summary"]["scale"]["verdict"] == "ok"
     assert parvi.load(out).num_particles == 64
@@ -142,6 +143,14 @@ def test_what_no_model_needs_is_left_out_and_said(folder, capsys):
     assert target.layout.flat_names() == ["slope"]
     said = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[-1] for line in said] == ["name.", "year."]
+
+
+def test_a_name_that_the_data_lack_is_said_with_those_they_have(folder):
+    (folder / "other.json").write_text('{"x": [1.0, 2.0], "z": [1.0, 2.0]}')
+    done = called("sample", f"{folder}/model.py", "--data", folder / "other.json")
+    assert done.exit_code == 1
+    assert "raised KeyError: 'y'" in done.stderr
+    assert "the data have x, z" in done.stderr
 
 
 def test_a_numpyro_model_without_its_data_is_one_line(folder):

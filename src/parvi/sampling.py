@@ -17,6 +17,7 @@ from parvi.interface import AbstractSampler, reported
 from parvi.kept import note
 from parvi.results.endings import judged, with_transport
 from parvi.results.result import Result, Settings, Timing
+from parvi.results.sought import Sought
 from parvi.results.storage import rebuilt, structure_of
 from parvi.run.checkpoint import Checkpoint, found, identity_of, is_writable, named
 from parvi.run.compile.ahead import Ahead
@@ -33,6 +34,7 @@ from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.explore import Explored
 from parvi.samplers.path import Passes
+from parvi.samplers.scout import Sighted
 from parvi.samplers.sequence import Sequence
 from parvi.status import Status
 from parvi.targets.target import AbstractTarget
@@ -309,7 +311,17 @@ def _built(run: Run, settings, seconds, num_moved) -> Result:
         passes=reported(run.reports, Passes),
         balanced=reported(run.reports, Balanced),
         changes=_changes(run),
+        sought=_sought(run),
     )
+
+
+def _sought(run: Run) -> Sought | None:
+    """Where scouts have begun, if there were any."""
+    if reported(run.reports, Sighted) is None:
+        return None
+    assert run.target.layout is not None
+    flat = np.asarray(run.gathered())
+    return Sought.of(np.asarray(run.beginning), flat, run.target.layout.flat_names())
 
 
 def _changes(run: Run) -> np.ndarray | None:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import shutil
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import parvi
 from parvi.results.plots.animation import chosen_steps
+from parvi.results.plots.style import columns_of
 
 pytest.importorskip("matplotlib")
 
@@ -34,8 +36,9 @@ def test_marginals_have_the_median_and_the_mass(result):
         assert 0.95 < np.trapezoid(y, x) < 1.01
 
 
-def test_long_numbers_do_not_run_into_each_other(result):
-    far = dataclasses.replace(result, particles=result.particles * 1.2345e5)
+@pytest.mark.parametrize(("scale", "shift"), [(1.2345e5, 0), (1, 1000), (1e-3, 3)])
+def test_long_numbers_do_not_run_into_each_other(result, scale, shift):
+    far = dataclasses.replace(result, particles=result.particles * scale + shift)
     axes = parvi.plots.pairs(far, modes=False)
     axes[0, 0].figure.draw_without_rendering()
     for axis in axes[-1]:
@@ -44,6 +47,38 @@ def test_long_numbers_do_not_run_into_each_other(result):
         boxes = [tick.label1.get_window_extent() for tick in inside]
         assert len(boxes) >= 1
         assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+def test_long_names_do_not_run_into_each_other(result):
+    names = [f"the_effect_of_a_very_long_experiment_in_a_distant_country[{i}]" for i in range(2)]
+    long = dataclasses.replace(result, names=names)
+    axes = parvi.plots.marginals(long).ravel()
+    axes[0].figure.draw_without_rendering()
+    boxes = [axis.title.get_window_extent() for axis in axes]
+    assert boxes[0].x1 < boxes[1].x0
+    assert axes[1].get_title().endswith("[1]")
+    axes = parvi.plots.pairs(long, modes=False)
+    axes[0, 0].figure.draw_without_rendering()
+    boxes = [axis.xaxis.label.get_window_extent() for axis in axes[-1]]
+    assert boxes[0].x1 < boxes[1].x0
+
+
+def test_the_name_of_a_part_stands_for_its_arrays():
+    named = SimpleNamespace(names=["a.b[0]", "a.b[1]", "a.c", "ab", "b"])
+    assert columns_of(named, ["a"]) == [0, 1, 2]
+    assert columns_of(named, ["a.b", "b"]) == [0, 1, 4]
+
+
+def test_marginals_do_not_fill_the_valley_between_modes():
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1], [190, 66])
+    values = np.where(labels == 0, -6.0, 6.0) + rng.normal(size=256)
+    modes = SimpleNamespace(labels=labels)
+    two = SimpleNamespace(names=["x"], matrix=lambda: values[:, None], known_modes=lambda: modes)
+    x, y = parvi.plots.marginals(two)[0, 0].get_lines()[0].get_data()
+    # The true height of the higher mode is 0.3; one width for both gives 0.15 there.
+    assert 0.24 < y.max() < 0.36
+    assert np.interp(0, x, y) < 0.001
 
 
 def test_pairs_have_all_particles_and_hide_the_upper_half(result):
@@ -92,6 +127,25 @@ def test_animation_ends_where_the_run_does(result, tmp_path):
     axis = parvi.plots.animate(result, tmp_path / "flow.gif", num_frames=5)
     np.testing.assert_array_equal(axis.collections[0].get_offsets(), result.matrix())
     assert (tmp_path / "flow.gif").read_bytes()[:6] == b"GIF89a"
+
+
+def test_a_frame_does_not_show_those_before_it(tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    start = np.random.default_rng(0).normal(size=(64, 2))
+    far = parvi.sample(
+        lambda x: -0.5 * jnp.sum((x - 50) ** 2), start, sampler=parvi.pfg(num_features=0)
+    )
+    parvi.plots.animate(far, tmp_path / "flow.gif", num_frames=3, frames_per_second=1)
+    dots = []
+    with image.open(tmp_path / "flow.gif") as file:
+        for number in (0, file.n_frames - 1):
+            file.seek(number)
+            pixels = np.asarray(file.convert("RGB"), int)
+            # The ground is white and the words are grey: only particles are blue.
+            dots.append(pixels[:, :, 2] - pixels[:, :, 0] > 80)
+    assert dots[0].any()
+    assert dots[1].any()
+    assert not (dots[0] & dots[1]).any()
 
 
 def test_a_film_is_an_mp4(result, tmp_path):

@@ -13,6 +13,8 @@ import parvi
 from parvi.results.checks import Check
 from parvi.results.modes import Modes
 from parvi.results.report.words import verdict_of
+from parvi.results.sought import Sought
+from parvi.results.table import in_digits
 
 pytest.importorskip("matplotlib")
 
@@ -116,6 +118,7 @@ def modes_of(*weights, error):
     return Modes(np.array(weights), np.full(len(weights), error), labels, ())
 
 
+WORSE = Check(False, ("Too narrow.", "The mean is off.", "The shape is off."), {})
 FINE, WRONG = Check(True, (), {}), Check(False, ("Too narrow.",), {})
 DONE, MOST = parvi.Status.CONVERGED, parvi.Status.MAX_STEPS
 
@@ -131,6 +134,7 @@ DONE, MOST = parvi.Status.CONVERGED, parvi.Status.MAX_STEPS
         (DONE, WRONG, modes_of(1.0, error=np.nan), (256, 4), False, "the tests below failed"),
         (DONE, WRONG, None, (12, 30), False, "there are too few of them, 12 for 30 parameters"),
         (MOST, FINE, None, (256, 4), False, "the run was stopped before it was done"),
+        (MOST, WORSE, None, (256, 4), False, "the run was stopped before it was done"),
     ],
 )
 def test_the_first_line_says_what_matters_most(status, check, modes, shape, believable, first):
@@ -139,6 +143,56 @@ def test_the_first_line_says_what_matters_most(status, check, modes, shape, beli
     assert first in verdict.headline
     assert verdict.headline.startswith("Do not take") == (believable is False)
     assert str(verdict).splitlines()[0] == verdict.headline
+
+
+def test_a_clean_verdict_says_how_far_modes_were_looked_for():
+    wide = verdict_of(DONE, FINE, None, (256, 4), Sought(11.0, 400.4, "tau"))
+    assert "That is 11 standard deviations" in str(wide)
+    assert "for tau, and more for others" in str(wide)
+    assert wide.headline.endswith("no test found anything wrong.")
+    tight = verdict_of(DONE, FINE, None, (256, 4), Sought(3.1, 3.6, "tau"))
+    assert tight.believable
+    assert tight.headline.endswith(
+        "no modes farther than 3.6 standard deviations away were looked for."
+    )
+    unsought = verdict_of(DONE, FINE, None, (256, 4))
+    assert "No modes were looked for but those in which particles lie" in str(unsought)
+
+
+def test_scouts_begin_where_the_verdict_says(good, bad):
+    flat = np.random.default_rng(0).normal(size=(1000, 2))
+    start = np.array([[-0.5, 0.0], [0.5, 0.2]])
+    found = Sought.of(start, flat / flat.std(axis=0), ["a", "b"])
+    assert found.name == "b"
+    # Four times farther out than the start's centre: b from 0.1 - 0.4 to 0.1 + 0.4, a up to 2.
+    np.testing.assert_allclose(found[:2], [0.5, 2.0], atol=0.1)
+    # A start of N(0, 1), and particles of N(1, 1) and N(2, 1).
+    assert 6 < good.sought.least < 16
+    assert bad.sought is None
+
+
+@pytest.mark.parametrize(
+    ("num", "words"),
+    [(12, "Use at least 122 particles, better 610."), (512, "Use more particles, better 610.")],
+)
+def test_advice_never_asks_for_fewer_particles_than_there_are(num, words):
+    assert words in verdict_of(DONE, WRONG, None, (num, 61)).advice
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "sd", "text"),
+    [
+        ("mean", -6.483e-05, 0.9998, "0.000"),
+        ("5%", 1997.4421, 1.7336, "1997.44"),
+        ("mean", 2e16, 1.7e8, "2e+16"),
+        ("sd", 1.234e-9, 1.234e-9, "1.234e-09"),
+        ("mean", 3.0, 0.0, "3"),
+        ("mean", np.nan, np.nan, "-"),
+        ("drift", 2.1738, 1.0, "2.17"),
+    ],
+)
+def test_numbers_have_the_digits_that_their_width_gives_them(column, value, sd, text):
+    assert in_digits(column, value, sd) == text
 
 
 def test_per_parameter_verdicts(good, bad):

@@ -5,6 +5,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -25,8 +26,11 @@ def in_one_line() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def of_model(place: str) -> Iterator[None]:
-    """Turn what a user's code raises into a ``ValueError`` that names the line."""
+def of_model(place: str, data: Any = None) -> Iterator[None]:
+    """Turn what a user's code raises into a ``ValueError`` that names the line.
+
+    Where it asks for a name that is not in the data, the names that are there are said.
+    """
     try:
         yield
     except typer.Exit:
@@ -37,6 +41,8 @@ def of_model(place: str) -> Iterator[None]:
             raise
         where = "" if line is None else f" ({line})"
         said = f"{type(error).__name__}: {error}".rstrip(".")
+        if isinstance(error, KeyError) and isinstance(data, dict) and error.args[0] not in data:
+            where = f"{where}; the data have {', '.join(data)}"
         raise ValueError(f"{place} raised {said}{where}.") from error
 
 

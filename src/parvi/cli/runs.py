@@ -20,6 +20,8 @@ from parvi.samplers.catalogue import READY
 
 # Exit codes beside 0 (can be believed), 1 (bad input) and 2 (bad command line).
 NOT_BELIEVED, FAILED, INTERRUPTED = 3, 4, 130
+# Rows of the summary that a terminal shows; the middle of more is left out.
+_MOST_ROWS = 40
 
 _MODEL = typer.Argument(help="model.py:name, or model.stan.", metavar="MODEL")
 _RUN = typer.Argument(help="A result that was saved.", metavar="RUN")
@@ -55,7 +57,7 @@ def sample(
         _check_files(out, report)
         target = target_of(model, data)
         chosen = READY[sampler]()
-        with of_model(model):
+        with of_model(model, getattr(target, "data", None)):
             run = _ran(
                 lambda: parvi.sample(
                     target,
@@ -182,6 +184,7 @@ def _facts(result: parvi.Result, verdict: Any, out: Any, report: Any) -> dict[st
         "believable": verdict.believable,
         "headline": verdict.headline,
         "reasons": list(verdict.reasons),
+        "advice": list(verdict.advice),
         "status": result.status.name,
         "particles": result.num_particles,
         "steps": result.num_steps,
@@ -206,9 +209,9 @@ def _print(result: parvi.Result, verdict: Any, out: Any, report: Any) -> None:
     if modes is not None and len(modes.weights) > 1:
         console.print(str(modes))
     table = result.summary()
-    console.print(table.head(40).to_string(float_format=lambda value: f"{value:.4g}", na_rep="-"))
-    if len(table) > 40:
-        console.print(f"... and {len(table) - 40} more parameters.")
+    console.print(table.in_words(_MOST_ROWS))
+    if len(table) > _MOST_ROWS:
+        console.print(f"{len(table)} parameters; the report and --json have all of them.")
     for word, path in (("Result", out), ("Report", report)):
         if path is not None:
             console.print(f"{word}: {path}")

@@ -35,6 +35,7 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         ) from error
     prefix, layout = "history/", Layout.of(first_of(particles))
     labels = storage.labels_of(facts)
+    findings = kept_findings.from_record(arrays, facts.get("findings"), path)
     return Result(
         particles=particles,
         status=status,
@@ -47,7 +48,8 @@ def load(path: Any, like: PyTree | None = None) -> Result:
         num_moved=facts["num_moved"],
         saved_log_density=arrays["log_density"],
         saved_transport=files.from_file(arrays, facts, first_of(particles)),
-        saved_findings=kept_findings.from_record(arrays, facts.get("findings"), path),
+        sought=findings.sought,
+        saved_findings=findings,
         flat=arrays.get("flat"),
         labels=labels,
     )

@@ -14,6 +14,7 @@ from parvi.results import arviz, checks, kept_findings, modes, storage
 from parvi.results.particles import constrained, flattened, log_densities
 from parvi.results.predict import predicted
 from parvi.results.report.words import Verdict, verdict_of
+from parvi.results.sought import Sought
 from parvi.results.transport import files
 from parvi.results.transport.importance import Importance
 from parvi.results.transport.making import flown, transport_of
@@ -98,6 +99,8 @@ class Result:
     changes
         How far the run's own transitions moved the mean or variance of every unconstrained number,
         in standard errors; None if it has not tested the particles.
+    sought
+        How far from the particles the run has looked for modes; None if it has not.
     saved_findings
         What was known of the particles when the file was written, in a result that was loaded.
     flat
@@ -122,6 +125,7 @@ class Result:
     balanced: Balanced | None = None
     saved_transport: Transport | None = None
     changes: Float[np.ndarray, " d"] | None = None
+    sought: Sought | None = None
     saved_findings: kept_findings.Findings = kept_findings.Findings()
     flat: Float[np.ndarray, "n d"] | None = None
     labels: Labels | None = None
@@ -139,6 +143,7 @@ class Result:
         passes: Passes | None = None,
         balanced: Balanced | None = None,
         changes: Float[np.ndarray, " d"] | None = None,
+        sought: Sought | None = None,
     ) -> "Result":
         """Build a result from the end of a run."""
         layout = target.layout
@@ -158,6 +163,7 @@ class Result:
             passes=passes,
             balanced=balanced,
             changes=changes,
+            sought=sought,
             flat=np.asarray(flat) if isinstance(layout, Dependent) else None,
             labels=layout.labels,
         )
@@ -263,7 +269,9 @@ class Result:
         if known and not self.status.failed:
             check = self.check()
         dim = len(self.names) if self.flat is None else self.flat.shape[1]
-        return verdict_of(self.status, check, self.known_modes(), (self.num_particles, dim))
+        return verdict_of(
+            self.status, check, self.known_modes(), (self.num_particles, dim), self.sought
+        )
 
     def report(self, path: Any, title: str = "parvi report", names: list[str] | None = None) -> Any:
         """Write a page that shows this result and needs nothing but itself; returns its path.
@@ -512,6 +520,7 @@ class Result:
             known.get("verdicts", saved.verdicts),
             known.get("last_check", saved.check),
             known.get("found_modes", saved.modes),
+            self.sought,
         )
 
     def _facts(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from parvi.status import Status
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 # Rows that are printed; pandas leaves out the middle of more.
 _MOST_ROWS = 60
+# Smaller and larger numbers are written with an exponent.
+_MOST_DECIMALS, _LARGE = 6, 1e7
 
 
 def summarised(
@@ -41,6 +43,22 @@ def summarised(
     return Summary(table, index=names)
 
 
+def in_digits(column: str, value: float, sd: float) -> str:
+    """A number of the table as people read it, "-" for none.
+
+    Numbers on a parameter's own scale have as many decimals as three digits of its standard
+    deviation: more tell nothing, and fewer hide what lies around a large mean.
+    """
+    if not np.isfinite(value):
+        return "-"
+    if column in ("drift", "stein_ratio"):
+        return f"{value:.2f}" if abs(value) < 1e4 else f"{value:.2g}"
+    decimals = 2 - int(np.floor(np.log10(sd))) if np.isfinite(sd) and sd > 0 else -1
+    if not 0 <= decimals <= _MOST_DECIMALS or abs(value) >= _LARGE:
+        return f"{value:.4g}"
+    return f"{round(value, decimals) + 0.0:.{decimals}f}"
+
+
 class Summary(pd.DataFrame):
     """A pandas data frame; what is cut from it is a plain one."""
 
@@ -49,5 +67,16 @@ class Summary(pd.DataFrame):
         return pd.DataFrame
 
     def __repr__(self) -> str:
+        return self.in_words(_MOST_ROWS)
+
+    def in_words(self, most: int | None = None) -> str:
+        """The table as text, with at most so many rows."""
+        columns = {
+            name: [
+                value if isinstance(value, str) else in_digits(str(name), value, sd)
+                for value, sd in zip(self[name], self["sd"], strict=True)
+            ]
+            for name in self.columns
+        }
         # Of a wide frame pandas prints the first and last columns, and leaves out the quantiles.
-        return self.to_string(max_rows=_MOST_ROWS)
+        return pd.DataFrame(columns, index=self.index).to_string(max_rows=most)

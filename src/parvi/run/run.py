@@ -116,7 +116,7 @@ class Run:
             self.rounds = Rounds(self.target, self.key, place.particles)
             self._seen = self.rounds.subset
             place = Place(place.particles, None, None)
-        self._start = self._told(place.particles)
+        self.beginning = self._start = self._told(place.particles)
         self._is_large = num * dim * place.particles.dtype.itemsize >= _LARGE
         self._enter(place, 0)
 

@@ -31,7 +31,7 @@ _APART = 3.0
 _OUTSIDE = 2.0
 _MOST_MODES = 8
 # How much farther out than the start the second half of the scouts begins.
-_FARTHER = 4.0
+FARTHER = 4.0
 
 
 class Sighted(NamedTuple):
@@ -157,7 +157,7 @@ def _sighted(cloud, there: Place) -> Sighted:
 def _spread_out(log_density, start: Float[Array, "m d"]) -> Float[Array, "k d"]:
     """The start, and as many points farther out, where the density is finite there."""
     centre = jnp.mean(start, axis=0)
-    farther = centre + _FARTHER * (start - centre)
+    farther = centre + FARTHER * (start - centre)
     place = Cloud.at(log_density, farther).place
     sound = jnp.isfinite(place.log_densities) & jnp.all(jnp.isfinite(place.scores), axis=1)
     return jnp.concatenate([start, jnp.where(sound[:, None], farther, start)])

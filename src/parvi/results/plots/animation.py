@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import columns_of, limits, new_axes, palette, styled
+from parvi.results.plots.style import columns_of, limits, new_axes, palette, short, styled
 from parvi.run.initial import as_key, initial_values
 from parvi.run.run import Run
 from parvi.run.start import keys_of, started
@@ -76,11 +76,10 @@ def animate(
     with styled():
         axis = new_axes(1, 1, 4.6, 4.2)[0, 0]
         figure = axis.figure
-        figure.set_facecolor("white")
         every = np.concatenate([frame.points for frame in frames])
         axis.set(
-            xlabel=result.names[columns[0]],
-            ylabel=result.names[columns[1]],
+            xlabel=short(result.names[columns[0]]),
+            ylabel=short(result.names[columns[1]]),
             xlim=limits(every[:, 0]),
             ylim=limits(every[:, 1]),
         )
@@ -95,7 +94,9 @@ def animate(
         held = [*frames, *[frames[-1]] * frames_per_second]
         moving = animation.FuncAnimation(figure, shown, frames=held, init_func=lambda: [])
         try:
-            moving.save(path, writer=writer(fps=frames_per_second))
+            # A frame with a clear ground would show all frames before it.
+            own = {"facecolor": "white"}
+            moving.save(path, writer=writer(fps=frames_per_second), savefig_kwargs=own)
         except (subprocess.CalledProcessError, BrokenPipeError) as error:
             raise OSError(f"ffmpeg could not write {path}: {_last_words(error)}") from error
     return axis

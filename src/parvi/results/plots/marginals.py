@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from parvi.results.plots.style import MOST, columns_of, few_ticks, limits, new_axes, palette
+from parvi.results.plots.style import (
+    MOST,
+    columns_of,
+    few_ticks,
+    labels_of,
+    limits,
+    new_axes,
+    palette,
+    short,
+)
 
 _SHOWN = (0.05, 0.5, 0.95)
 _NUM_POINTS = 200
@@ -29,7 +38,7 @@ def marginals(result: Any, names: Sequence[str] | None = None, axes: Any = None)
     numpy.ndarray
         The axes.
     """
-    columns, matrix = columns_of(result, names), result.matrix()
+    columns, matrix, labels = columns_of(result, names), result.matrix(), labels_of(result)
     if axes is None:
         across = min(len(columns), MOST // 2)
         axes = new_axes(-(-len(columns) // across), across)
@@ -39,13 +48,15 @@ def marginals(result: Any, names: Sequence[str] | None = None, axes: Any = None)
     for axis, column in zip(flat, columns, strict=False):
         values = matrix[:, column]
         x = np.linspace(*limits(values), _NUM_POINTS)
-        y = smoothed(values, x)
+        # One width of smoothing for all modes would fill the valleys between them.
+        parts = [values[labels == label] for label in np.unique(labels)]
+        y = np.sum([smoothed(own, x) * len(own) for own in parts], axis=0) / len(values)
         low, middle, high = np.quantile(values, _SHOWN)
         axis.plot(x, y, color=palette()[0], linewidth=1.5)
         inside = (x >= low) & (x <= high)
         axis.fill_between(x[inside], y[inside], color=palette()[0], alpha=0.25, linewidth=0)
         axis.axvline(middle, color=palette()[0], linewidth=1, linestyle=":")
-        axis.set(title=result.names[column], yticks=[], ylim=(0, None))
+        axis.set(title=short(result.names[column]), yticks=[], ylim=(0, None))
         few_ticks(axis, 4)
         axis.spines["left"].set_visible(False)
     for axis in flat[len(columns) :]:

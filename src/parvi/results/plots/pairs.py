@@ -6,9 +6,19 @@ from typing import Any
 import numpy as np
 
 from parvi.results.plots.marginals import smoothed
-from parvi.results.plots.style import columns_of, few_ticks, labels_of, limits, new_axes, palette
+from parvi.results.plots.style import (
+    columns_of,
+    few_ticks,
+    labels_of,
+    limits,
+    new_axes,
+    palette,
+    short,
+)
 
 _MOST_PAIRS, _MOST_POINTS, _NUM_POINTS = 4, 4000, 200
+# Letters of a name beside axes of this size.
+_FEW = 20
 
 
 def pairs(
@@ -57,11 +67,11 @@ def pairs(
             # More would run into each other on axes of this size.
             few_ticks(axis, 3)
             if i == num - 1:
-                axis.set_xlabel(result.names[across])
+                axis.set_xlabel(short(result.names[across], _FEW))
             else:
                 axis.tick_params(labelbottom=False)
             if j == 0 and i > 0:
-                axis.set_ylabel(result.names[down])
+                axis.set_ylabel(short(result.names[down], _FEW))
             elif i != j:
                 axis.tick_params(labelleft=False)
     return axes

@@ -2,6 +2,7 @@
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ _LIGHTER = ("#56B4E9", "#FF9A5C", "#35C99A", "#E3A0C6", "#F2C14E", "#B5DDF5", "#
 MOST = 6
 # Numbers from here on are too long for several of them side by side below one of the axes.
 _LONG = 1e5
+# Numbers of so many digits need the room of two.
+_MANY = 5
 
 _SHARED: dict[Any, Any] = {
     "font.size": 9,
@@ -79,7 +82,8 @@ def new_axes(rows: int, columns: int, width: float = 2.4, height: float = 2.0) -
 def columns_of(result: Any, names: Sequence[str] | None, most: int = MOST) -> list[int]:
     """The numbers of the named columns of ``result.matrix()``; the first few if none are named.
 
-    The name of an array stands for all of its numbers.
+    The name of an array stands for all of its numbers, and that of a part of a particle for all
+    arrays in it.
     """
     if names is None:
         return list(range(min(most, len(result.names))))
@@ -88,12 +92,21 @@ def columns_of(result: Any, names: Sequence[str] | None, most: int = MOST) -> li
     chosen: list[int] = []
     for name in names:
         found = [i for i, own in enumerate(result.names) if own == name]
-        found = found or [i for i, own in enumerate(result.names) if own.startswith(f"{name}[")]
+        inside = (f"{name}[", f"{name}.")
+        found = found or [i for i, own in enumerate(result.names) if own.startswith(inside)]
         if not found:
             some = ", ".join(result.names[:10])
             raise ValueError(f"No parameter is called {name!r}; the first ones are {some}.")
         chosen += found
     return chosen
+
+
+def short(name: str, most: int = 26) -> str:
+    """The name with its middle left out if it is long: beginnings and places tell names apart."""
+    if len(name) <= most:
+        return name
+    last = most // 2
+    return f"{name[: most - last - 1]}…{name[-last:]}"
 
 
 def labels_of(result: Any) -> np.ndarray:
@@ -111,9 +124,12 @@ def limits(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 def few_ticks(axis: Any, most: int) -> None:
     """At most so many intervals along x; numbers with many digits get fewer, and are rounded."""
-    largest = max(abs(limit) for limit in axis.get_xlim())
+    low, high = axis.get_xlim()
+    largest = max(abs(low), abs(high))
     if 1e-3 <= largest < _LONG:
-        axis.locator_params(axis="x", nbins=most)
+        decimals = max(0, math.ceil(math.log10(most / (high - low))))
+        digits = math.ceil(math.log10(max(largest, 1.0))) + decimals
+        axis.locator_params(axis="x", nbins=most if digits < _MANY else max(1, most - 2))
         return
     axis.locator_params(axis="x", nbins=1)
     axis.xaxis.set_major_formatter("{x:.2g}")

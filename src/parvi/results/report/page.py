@@ -13,11 +13,19 @@ import numpy as np
 
 from parvi.results.report.figures import Picture, pictures
 from parvi.results.report.words import Verdict
+from parvi.results.table import in_digits
 from parvi.run.files import replaced
 from parvi.samplers.default import pfg
 from parvi.status import Status
 
 _VERSIONS = ("parvi", "jax", "numpy")
+# Letters of a name that needs a wider column.
+_LONG = 14
+_LEGEND = (
+    "drift: how far the run's own transitions moved the mean or the variance, in standard errors. "
+    "stein_ratio: 1 is right; it is smaller where the particles are too narrow. verdict: ok, or "
+    "what is wrong by more than chance."
+)
 _CLASSES = {True: "good", False: "bad", None: "unknown"}
 
 
@@ -115,25 +123,31 @@ def _summary(result: Any) -> str:
         for name in columns
     )
     rows = []
-    for name, values in zip(table.index, table.itertuples(index=False), strict=True):
-        cells = "".join(_cell(value) for value in values)
+    lines = zip(table.index, table["sd"], table.itertuples(index=False), strict=True)
+    for name, row_sd, values in lines:
+        cells = "".join(
+            _cell(value, "" if isinstance(value, str) else in_digits(column, value, row_sd))
+            for column, value in zip(table.columns, values, strict=True)
+        )
         rows.append(f"<tr><td>{escape(str(name))}</td>{cells}</tr>")
+    long = " long" if any(len(str(name)) > _LONG for name in table.index) else ""
     return (
         "<h2>Parameters</h2>\n"
         '<p><label for="filter">Show only parameters that contain </label>'
         '<input id="filter" type="search" autocomplete="off"> '
         f'<span id="count" class="soft" role="status">{len(rows)} parameters</span></p>\n'
         '<div class="scroll" tabindex="0" role="region" aria-label="Parameters">'
-        f'<table class="summary"><thead><tr>{header}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<table class="summary{long}"><thead><tr>{header}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
+        f'<p class="soft">{escape(_LEGEND)}</p>'
     )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, digits: str) -> str:
     if isinstance(value, str):
         mark = "" if value in ("ok", "") else ' class="wrong"'
         return f"<td{mark}>{escape(value)}</td>"
-    return f'<td data-value="{float(value)!r}">{_number(value)}</td>'
+    return f'<td data-value="{float(value)!r}">{digits}</td>'
 
 
 def _number(value: Any) -> str:

@@ -7,11 +7,15 @@ import numpy as np
 from parvi.geometry.frame import tells_covariance
 from parvi.results.checks import Check
 from parvi.results.modes import Modes
+from parvi.results.sought import Sought
 from parvi.status import Status
 
 # With fewer particles a Stein ratio of 0.25, that of a Gaussian that is half as wide as the target,
 # is within the four standard errors, 4 / n**0.5, and the tenth that the check allows.
 _FEWEST = 38
+# Nearer than this, in standard deviations, and in all parameters, is a look at one's own mode only.
+# Of a start as wide as the particles, the farthest of 24 scouts comes from about 8.
+_NEAR = 6.0
 
 
 class Verdict(NamedTuple):
@@ -38,9 +42,16 @@ class Verdict(NamedTuple):
 
 
 def verdict_of(
-    status: Status, check: Check | None, modes: Modes | None, shape: tuple[int, int]
+    status: Status,
+    check: Check | None,
+    modes: Modes | None,
+    shape: tuple[int, int],
+    sought: Sought | None = None,
 ) -> Verdict:
-    """Put the status, the check and the modes of (n, d) particles into words."""
+    """Put the status, the check and the modes of (n, d) particles into words.
+
+    ``sought`` says how far from them the run has looked for modes.
+    """
     if status.failed:
         return Verdict(
             False,
@@ -77,27 +88,63 @@ def verdict_of(
                 "No test found anything wrong, but none would see it if so few particles were half "
                 "as wide as the target.",
             ),
-            (f"Use at least {max(_FEWEST, 2 * dim)} particles, better {max(256, 10 * dim)}.",),
+            (_more_particles(shape),),
         )
     tested = (
         "Hamiltonian transitions leave means and variances where they are.",
         "Stein's identity holds for functions that the run did not use.",
     )
-    unseen = "No test sees a mode that no particle has met: start wide if there may be more."
     if not tells_covariance(shape):
         return Verdict(
             True,
             "Use the means and variances of these particles, but not their correlations: there are "
             f"too few of them, {num} for {dim} parameters.",
             tested,
-            (f"Use at least {2 * dim} particles, better {10 * dim}.", unseen),
+            (_more_particles(shape), _unseen(sought)),
+        )
+    if sought is not None and sought.most < _NEAR:
+        return Verdict(
+            True,
+            "These particles can be taken for a sample of the target near the start: no test found "
+            f"anything wrong, but no modes farther than {sought.most:.2g} standard deviations away "
+            "were looked for.",
+            tested,
+            (_unseen(sought),),
         )
     return Verdict(
         True,
         "These particles can be taken for a sample of the target: no test found anything wrong.",
         tested,
-        (unseen,),
+        (_unseen(sought),),
     )
+
+
+def _unseen(sought: Sought | None) -> str:
+    """What no test sees."""
+    if sought is None:
+        return (
+            "No modes were looked for but those in which particles lie, and no test sees another: "
+            "start wide if there may be more."
+        )
+    where = f"That is {_rounded(sought.least)} standard deviations from the mean of these particles"
+    if sought.most > 1.5 * sought.least:
+        where = f"{where} for {sought.name}, and more for others"
+    return (
+        "Modes were looked for from the first particles and from four times farther out. "
+        f"{where}. No test sees a mode beyond: start wider if there may be one."
+    )
+
+
+def _rounded(number: float) -> str:
+    return f"{number:.2g}" if number < 100 else f"{number:.0f}"
+
+
+def _more_particles(shape: tuple[int, int]) -> str:
+    num, dim = shape
+    least, better = max(_FEWEST, 2 * dim), max(256, 10 * dim)
+    if num < least:
+        return f"Use at least {least} particles, better {better}."
+    return f"Use more particles, better {better}." if num < better else "Use more particles."
 
 
 def _found(check: Check | None) -> tuple[str, ...]:
@@ -114,24 +161,22 @@ def _main_reason(
         return f"they lie in {number} separated modes, whose weights are those of the start"
     if num < _FEWEST or not tells_covariance(shape):
         return f"there are too few of them, {num} for {dim} parameters"
-    if status == Status.MAX_STEPS and len(_found(check)) < 2:
+    if status == Status.MAX_STEPS:
         return "the run was stopped before it was done"
     return "the tests below failed"
 
 
 def _advice(status: Status, modes: Modes | None, shape: tuple[int, int]) -> tuple[str, ...]:
-    num, dim = shape
-    advice = ["Use more particles."]
-    if num < max(_FEWEST, 10 * dim):
-        advice = [f"Use at least {max(_FEWEST, 2 * dim)} particles, better {max(256, 10 * dim)}."]
+    advice = [_more_particles(shape)]
     if status == Status.MAX_STEPS:
         advice = ["Leave num_steps (--steps) out, so that the run ends by its own test.", *advice]
     if status == Status.NOISY:
         return ("Judge the particles by predictions on held-out rows, or use all rows.",)
     if modes is not None and len(modes.weights) > 1:
-        advice.append(
+        advice.insert(
+            0,
             "Start from a wide init that covers all modes, with the default sampler, which weighs "
-            "them."
+            "them.",
         )
     advice.append("Try another parametrisation (non-centred, or on another scale).")
     advice.append("Compare with parvi.nuts() on the same target.")
