@@ -9,6 +9,7 @@ import parvi
 from parvi.geometry.straightening import bentness, empty, fitted, seen, straightened
 from parvi.run.run import Run
 from parvi.samplers.default import affine
+from parvi.samplers.sequence import RestsAfter
 from parvi.samplers.straighten import Straighten
 from parvi.stopping import exactly
 
@@ -102,6 +103,28 @@ def test_nothing_changes_without_weights():
         x = jnp.arange(5.0)
         np.testing.assert_array_equal(empty(5).leave(x), x)
         assert empty(5).log_volume(x) == 0
+
+
+def test_only_a_coupling_that_has_been_outgrown_is_fitted_anew(draws):
+    x, scores = draws
+    again = Straighten(least_growth=0.1)
+    with jax.enable_x64(True):
+        own = straightened(x, scores)
+        assert again.coupling(x, scores, own) is None
+        # The middle of log tau, without both of its tails.
+        rows = np.abs(x[:, 1] - np.median(x[:, 1])) < x[:, 1].std()
+        narrow = straightened(x[rows], scores[rows])
+        assert narrow is not None
+        assert narrow.leaders[0] == 1
+        assert again.coupling(x, scores, narrow) is not None
+
+
+def test_the_last_of_several_stages_has_to_rest():
+    condition = RestsAfter(("first", "second"))
+    rested, lost = parvi.Status.CONVERGED, parvi.Status.NOT_AT_REST
+    assert not condition.known((4, 2), {"other": rested})
+    assert condition.known((4, 2), {"first": lost, "second": rested, "other": lost})
+    assert not condition.known((4, 2), {"first": rested, "second": lost})
 
 
 def straight_run(key=0):

@@ -144,7 +144,8 @@ def fitted(
     knots = np.quantile(t, _KNOTS, axis=0)
     features = _features(t, knots)
     # The first mean is that of particles whose scale does not depend on the leaders.
-    means = _by_least_squares(_polynomial(t), y + q, np.ones_like(y))[1]
+    ones = np.ones_like(y)
+    means = _by_least_squares(_polynomial(t), y + q, ones, ones)[1]
     for _ in range(_NUM_ROUNDS):
         scales = _log_scales(features, q, y - means)
         weights, means = _mean_weights(t, y, q, np.exp(features @ scales))
@@ -216,7 +217,7 @@ def _features(t, knots) -> Float[np.ndarray, "n f"]:
 
 
 def _polynomial(t) -> Float[np.ndarray, "n m"]:
-    return np.column_stack([np.ones(len(t)), t, t**2])
+    return np.column_stack([t, t**2])
 
 
 def _log_scales(features, q, y) -> Float[np.ndarray, "f p"]:
@@ -242,26 +243,29 @@ def _log_scales(features, q, y) -> Float[np.ndarray, "f p"]:
 
 
 def _mean_weights(t, y, q, sds) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "n p"]]:
-    """Weights of the means, and the means: of 1 and the variance, and of t and t^2 where needed.
+    """Weights of the means, and the means: of 1 and the variance, and of the variance times t, t^2.
 
-    The mean of a group falls with its variance, however far beyond the particles. A polynomial
-    would be wrong there, so it is used only for means that bend by themselves.
+    In a hierarchy the mean of a group is a constant less its variance, times what the other scales
+    make of it. In the neck of a funnel, beyond the particles, such a mean stays where it is; a
+    polynomial by itself would leave, and there is no way into the neck. The variance times t and
+    t^2 is used only where the mean bends by itself.
     """
     wanted, square = y + sds**2 * q, sds**2
     polynomial = _polynomial(t)
-    plain = np.zeros((polynomial.shape[1] + 1, y.shape[1]))
-    plain[[0, -1]], simple = _by_least_squares(polynomial[:, :1], wanted, sds, square)
+    plain = np.zeros((polynomial.shape[1] + 2, y.shape[1]))
+    plain[[0, -1]], simple = _by_least_squares(polynomial[:, :0], wanted, sds, square)
     bent, rich = _by_least_squares(polynomial, wanted, sds, square)
     errors = [np.sqrt(np.mean(((wanted - m) / sds) ** 2, axis=0)) for m in (simple, rich)]
     bends = (errors[1] < _HALVED * errors[0]) & (errors[0] > _COUNTS)
     return np.where(bends, bent, plain), np.where(bends, rich, simple)
 
 
-def _by_least_squares(columns, wanted, sds, square=None):
-    """Weights of the columns (and of each coordinate's own square) in units of the sds."""
+def _by_least_squares(columns, wanted, sds, square):
+    """Weights of 1, and of the variance times the columns and by itself, in units of the sds."""
     weights, values = [], np.empty_like(wanted)
     for i in range(wanted.shape[1]):
-        own = columns if square is None else np.column_stack([columns, square[:, i]])
+        variance = square[:, [i]]
+        own = np.column_stack([np.ones(len(columns)), columns * variance, variance])
         scaled = own / sds[:, [i]]
         gram = scaled.T @ scaled
         gram[np.diag_indices_from(gram)] *= 1 + 1e-6
