@@ -144,8 +144,8 @@ def fitted(
     knots = np.quantile(t, _KNOTS, axis=0)
     features = _features(t, knots)
     # The first mean is that of particles whose scale does not depend on the leaders.
-    ones = np.ones_like(y)
-    means = _by_least_squares(_polynomial(t), y + q, ones, ones)[1]
+    bends = np.column_stack([np.ones(len(t)), _polynomial(t)])
+    means = bends @ np.linalg.lstsq(bends, y + q, rcond=None)[0]
     for _ in range(_NUM_ROUNDS):
         scales = _log_scales(features, q, y - means)
         weights, means = _mean_weights(t, y, q, np.exp(features @ scales))
@@ -243,35 +243,40 @@ def _log_scales(features, q, y) -> Float[np.ndarray, "f p"]:
 
 
 def _mean_weights(t, y, q, sds) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "n p"]]:
-    """Weights of the means, and the means: of 1 and the variance, and of the variance times t, t^2.
+    """Weights of the means, and the means: of 1, t, t^2, and of the variance times t, t^2 and 1.
 
     In a hierarchy the mean of a group is a constant less its variance, times what the other scales
     make of it. In the neck of a funnel, beyond the particles, such a mean stays where it is; a
-    polynomial by itself would leave, and there is no way into the neck. The variance times t and
-    t^2 is used only where the mean bends by itself.
+    polynomial by itself would leave, and there is no way into the neck. So that is used only for
+    means that bend otherwise, as those of a ridge do.
     """
-    wanted, square = y + sds**2 * q, sds**2
-    polynomial = _polynomial(t)
-    plain = np.zeros((polynomial.shape[1] + 2, y.shape[1]))
-    plain[[0, -1]], simple = _by_least_squares(polynomial[:, :0], wanted, sds, square)
-    bent, rich = _by_least_squares(polynomial, wanted, sds, square)
-    errors = [np.sqrt(np.mean(((wanted - m) / sds) ** 2, axis=0)) for m in (simple, rich)]
-    bends = (errors[1] < _HALVED * errors[0]) & (errors[0] > _COUNTS)
-    return np.where(bends, bent, plain), np.where(bends, rich, simple)
+    wanted, polynomial = y + sds**2 * q, _polynomial(t)
+    one, some = np.ones((len(t), 1)), np.ones(polynomial.shape[1], bool)
+    rows = (np.ones(1, bool), some, some, np.ones(1, bool))
+    weights, means = np.zeros((2 + 2 * len(some), y.shape[1])), np.empty_like(y)
+    for i, (aim, sd) in enumerate(zip(wanted.T, sds.T, strict=True)):
+        square = (sd**2)[:, None]
+        every = np.hstack([one, polynomial, polynomial * square, square])
+        best = np.inf
+        # From what is safest beyond the particles to what is least so.
+        for uses in ((1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1)):
+            kept = np.concatenate([r & bool(u) for r, u in zip(rows, uses, strict=True)])
+            found, mean = _by_least_squares(every[:, kept], aim, sd)
+            error = np.sqrt(np.mean(((aim - mean) / sd) ** 2))
+            if error < _HALVED * best and best > _COUNTS:
+                best, means[:, i] = error, mean
+                weights[:, i] = 0.0
+                weights[kept, i] = found
+    return weights, means
 
 
-def _by_least_squares(columns, wanted, sds, square):
-    """Weights of 1, and of the variance times the columns and by itself, in units of the sds."""
-    weights, values = [], np.empty_like(wanted)
-    for i in range(wanted.shape[1]):
-        variance = square[:, [i]]
-        own = np.column_stack([np.ones(len(columns)), columns * variance, variance])
-        scaled = own / sds[:, [i]]
-        gram = scaled.T @ scaled
-        gram[np.diag_indices_from(gram)] *= 1 + 1e-6
-        weights.append(np.linalg.lstsq(gram, scaled.T @ (wanted[:, i] / sds[:, i]), rcond=None)[0])
-        values[:, i] = own @ weights[-1]
-    return np.stack(weights, axis=1), values
+def _by_least_squares(columns, wanted, sds):
+    """Weights of the columns in units of the sds, and what they make."""
+    scaled = columns / sds[:, None]
+    gram = scaled.T @ scaled
+    gram[np.diag_indices_from(gram)] *= 1 + 1e-6
+    weights = np.linalg.lstsq(gram, scaled.T @ (wanted / sds), rcond=None)[0]
+    return weights, columns @ weights
 
 
 def empty(dim: int) -> Coupling:
@@ -287,7 +292,7 @@ def empty(dim: int) -> Coupling:
         mix=np.eye(dim),
         unmix=np.eye(dim),
         scales=np.zeros((1 + most * (1 + bends), dim)),
-        means=np.zeros((2 + 2 * most, dim)),
+        means=np.zeros((2 + 4 * most, dim)),
     )
 
 
@@ -301,7 +306,7 @@ def _packed(centre, spread, leaders, rest, knots, w, scales, weights) -> Couplin
     found.mix[np.ix_(rest, rest)] = w
     found.unmix[:] = np.linalg.inv(found.mix)
     # Blocks of weights, one row for each leader, after the row of the constant.
-    for full, given, count in ((found.scales, scales, 1 + len(_KNOTS)), (found.means, weights, 2)):
+    for full, given, count in ((found.scales, scales, 1 + len(_KNOTS)), (found.means, weights, 4)):
         full[0, rest] = given[0]
         for block in range(count):
             full[1 + block * most : 1 + block * most + num, rest] = given[1 + block * num :][:num]
