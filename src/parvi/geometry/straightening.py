@@ -40,6 +40,8 @@ _MOST_LEADERS, _KNOTS = 3, (0.3, 0.7)
 _NUM_ROUNDS, _NUM_STEPS, _SMALL, _RIDGE = 3, 30, 1e-5, 1.0
 # A mean bends by itself, not only with its scale, if that halves its error and the error counts.
 _HALVED, _COUNTS = 0.5, 0.05
+# The standard deviation of a log scale that is no more than the noise of its fit.
+_STEADY = 0.2
 # The fall of the bentness that has to be seen on the other half. Stages in new coordinates have to
 # be compiled, which less would not be worth: regressions have up to 0.7, hierarchies 2 to 4.
 _LEAST_GAIN = 1.0
@@ -247,26 +249,24 @@ def _mean_weights(t, y, q, sds) -> tuple[Float[np.ndarray, "m p"], Float[np.ndar
 
     In a hierarchy the mean of a group is a constant less its variance, times what the other scales
     make of it. In the neck of a funnel, beyond the particles, such a mean stays where it is; a
-    polynomial by itself would leave, and there is no way into the neck. So that is used only for
-    means that bend otherwise, as those of a ridge do.
+    polynomial by itself would leave, and there is no way into the neck. So where the scale varies,
+    a mean that bends by itself is the variance times a polynomial; on a ridge of one width, which
+    has no neck, it is a polynomial.
     """
     wanted, polynomial = y + sds**2 * q, _polynomial(t)
-    one, some = np.ones((len(t), 1)), np.ones(polynomial.shape[1], bool)
-    rows = (np.ones(1, bool), some, some, np.ones(1, bool))
-    weights, means = np.zeros((2 + 2 * len(some), y.shape[1])), np.empty_like(y)
+    one, num = np.ones((len(t), 1)), polynomial.shape[1]
+    rows = np.repeat(np.arange(4), [1, num, num, 1])
+    weights, means = np.zeros((len(rows), y.shape[1])), np.empty_like(y)
+    steady = np.log(sds).std(axis=0) < _STEADY
     for i, (aim, sd) in enumerate(zip(wanted.T, sds.T, strict=True)):
         square = (sd**2)[:, None]
         every = np.hstack([one, polynomial, polynomial * square, square])
-        best = np.inf
-        # From what is safest beyond the particles to what is least so.
-        for uses in ((1, 0, 0, 1), (1, 0, 1, 1), (1, 1, 0, 1)):
-            kept = np.concatenate([r & bool(u) for r, u in zip(rows, uses, strict=True)])
-            found, mean = _by_least_squares(every[:, kept], aim, sd)
-            error = np.sqrt(np.mean(((aim - mean) / sd) ** 2))
-            if error < _HALVED * best and best > _COUNTS:
-                best, means[:, i] = error, mean
-                weights[:, i] = 0.0
-                weights[kept, i] = found
+        simple, rich = rows % 3 == 0, rows != (2 if steady[i] else 1)
+        tried = [(kept, *_by_least_squares(every[:, kept], aim, sd)) for kept in (simple, rich)]
+        errors = [np.sqrt(np.mean(((aim - mean) / sd) ** 2)) for _, _, mean in tried]
+        bends = errors[1] < _HALVED * errors[0] and errors[0] > _COUNTS
+        kept, found, means[:, i] = tried[int(bends)]
+        weights[kept, i] = found
     return weights, means
 
 
