@@ -9,6 +9,7 @@ import parvi
 from parvi.geometry.straightening import bentness, empty, fitted, seen, straightened
 from parvi.run.run import Run
 from parvi.samplers.default import affine
+from parvi.samplers.sequence import RestsAfter
 from parvi.samplers.straighten import Straighten
 from parvi.stopping import exactly
 
@@ -103,6 +104,69 @@ def test_nothing_changes_without_weights():
         x = jnp.arange(5.0)
         np.testing.assert_array_equal(empty(5).leave(x), x)
         assert empty(5).log_volume(x) == 0
+
+
+WALK = np.linspace(-1.0, 1.5, 10) ** 3
+
+
+def walk(x):
+    """A random walk and errors of it, with the logs of both scales from N(-0.5, 1)."""
+    inner, outer, states = x[0], x[1], x[2:]
+    steps = jnp.diff(states, prepend=0.0) * jnp.exp(-inner)
+    errors = (jnp.asarray(WALK, x.dtype) - states) * jnp.exp(-outer)
+    value = -0.5 * jnp.sum(steps**2) - 0.5 * jnp.sum(errors**2) - len(WALK) * (inner + outer)
+    return value - 0.5 * jnp.sum((x[:2] + 0.5) ** 2)
+
+
+def walk_given(scales, rng):
+    """Exact draws of the states, which are Gaussian given the scales."""
+    times = np.arange(1, len(WALK) + 1)
+    stiff, rows = np.linalg.inv(np.minimum.outer(times, times).astype(float)), []
+    for inner, outer in scales:
+        precision = stiff * np.exp(-2 * inner) + np.eye(len(WALK)) * np.exp(-2 * outer)
+        mean = np.linalg.solve(precision, WALK * np.exp(-2 * outer))
+        noise = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=len(WALK)))
+        rows.append([inner, outer, *(mean + noise)])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_means_stay_where_they_are_in_a_neck_beyond_the_particles(seed):
+    """Polynomials by themselves were 11 standard deviations off, and shut the neck; now 1.4."""
+    rng = np.random.default_rng(seed)
+    edge, inner = -2.0, rng.normal(-0.35, 0.27, size=NUM)
+    # About the two marginals, without the lower quarter of the scale of errors.
+    outer = np.maximum(rng.normal(-1.2, 0.6, size=NUM), edge + 0.5 * rng.random(NUM))
+    x = walk_given(np.column_stack([inner, outer]), rng)
+    beyond = walk_given(np.column_stack([inner[:64], np.full(64, edge - 1.5)]), rng)
+    with jax.enable_x64(True):
+        scores = np.asarray(jax.vmap(jax.grad(walk))(x))
+        coupling = jax.tree.map(jnp.asarray, fitted(x, scores, [1, 0]))
+        z, there = (np.asarray(jax.vmap(coupling.enter)(rows))[:, 2:] for rows in (x, beyond))
+    off = np.linalg.solve(np.linalg.cholesky(np.cov(z.T)), (there - z.mean(axis=0)).T)
+    assert np.abs(off.mean(axis=1)).max() < 5.0
+
+
+def test_only_a_coupling_that_has_been_outgrown_is_fitted_anew(draws):
+    x, scores = draws
+    again = Straighten(least_growth=0.1)
+    with jax.enable_x64(True):
+        own = straightened(x, scores)
+        assert again.coupling(x, scores, own) is None
+        # The middle of log tau, without both of its tails.
+        rows = np.abs(x[:, 1] - np.median(x[:, 1])) < x[:, 1].std()
+        narrow = straightened(x[rows], scores[rows])
+        assert narrow is not None
+        assert narrow.leaders[0] == 1
+        assert again.coupling(x, scores, narrow) is not None
+
+
+def test_the_last_of_several_stages_has_to_rest():
+    condition = RestsAfter(("first", "second"))
+    rested, lost = parvi.Status.CONVERGED, parvi.Status.NOT_AT_REST
+    assert not condition.known((4, 2), {"other": rested})
+    assert condition.known((4, 2), {"first": lost, "second": rested, "other": lost})
+    assert not condition.known((4, 2), {"first": rested, "second": lost})
 
 
 def straight_run(key=0):

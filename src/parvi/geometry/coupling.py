@@ -44,7 +44,9 @@ class Coupling(eqx.Module):
     scales
         Weights of the log scales g: of 1, of t, and of the hinges at the knots.
     means
-        Weights of the means m: of 1, t, t^2, and exp(2 g).
+        Weights of the means m: of 1, t, t^2, and of exp(2 g) times t, t^2 and 1. Where a scale
+        vanishes, as in the neck of a funnel, the latter vanish too, however far beyond the
+        particles.
     """
 
     centre: Float[Array, " d"]
@@ -103,5 +105,6 @@ class Coupling(eqx.Module):
         hinges = jax.nn.softplus(SHARPNESS * (t - self.knots)) / SHARPNESS
         log_scales = jnp.concatenate([one, t, hinges.reshape(-1)]) @ self.scales
         log_scales = jnp.clip(log_scales, -_LARGEST, _LARGEST)
-        plain = jnp.concatenate([one, t, t**2]) @ self.means[:-1]
-        return plain + jnp.exp(2 * log_scales) * self.means[-1], log_scales
+        bends = jnp.concatenate([t, t**2, one])
+        plain = jnp.concatenate([one, bends[:-1]]) @ self.means[: len(bends)]
+        return plain + jnp.exp(2 * log_scales) * (bends @ self.means[len(bends) :]), log_scales

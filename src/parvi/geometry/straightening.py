@@ -40,6 +40,8 @@ _MOST_LEADERS, _KNOTS = 3, (0.3, 0.7)
 _NUM_ROUNDS, _NUM_STEPS, _SMALL, _RIDGE = 3, 30, 1e-5, 1.0
 # A mean bends by itself, not only with its scale, if that halves its error and the error counts.
 _HALVED, _COUNTS = 0.5, 0.05
+# The standard deviation of a log scale that is no more than the noise of its fit.
+_STEADY = 0.2
 # The fall of the bentness that has to be seen on the other half. Stages in new coordinates have to
 # be compiled, which less would not be worth: regressions have up to 0.7, hierarchies 2 to 4.
 _LEAST_GAIN = 1.0
@@ -144,7 +146,8 @@ def fitted(
     knots = np.quantile(t, _KNOTS, axis=0)
     features = _features(t, knots)
     # The first mean is that of particles whose scale does not depend on the leaders.
-    means = _by_least_squares(_polynomial(t), y + q, np.ones_like(y))[1]
+    bends = np.column_stack([np.ones(len(t)), _polynomial(t)])
+    means = bends @ np.linalg.lstsq(bends, y + q, rcond=None)[0]
     for _ in range(_NUM_ROUNDS):
         scales = _log_scales(features, q, y - means)
         weights, means = _mean_weights(t, y, q, np.exp(features @ scales))
@@ -216,7 +219,7 @@ def _features(t, knots) -> Float[np.ndarray, "n f"]:
 
 
 def _polynomial(t) -> Float[np.ndarray, "n m"]:
-    return np.column_stack([np.ones(len(t)), t, t**2])
+    return np.column_stack([t, t**2])
 
 
 def _log_scales(features, q, y) -> Float[np.ndarray, "f p"]:
@@ -242,32 +245,38 @@ def _log_scales(features, q, y) -> Float[np.ndarray, "f p"]:
 
 
 def _mean_weights(t, y, q, sds) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "n p"]]:
-    """Weights of the means, and the means: of 1 and the variance, and of t and t^2 where needed.
+    """Weights of the means, and the means: of 1, t, t^2, and of the variance times t, t^2 and 1.
 
-    The mean of a group falls with its variance, however far beyond the particles. A polynomial
-    would be wrong there, so it is used only for means that bend by themselves.
+    In a hierarchy the mean of a group is a constant less its variance, times what the other scales
+    make of it. In the neck of a funnel, beyond the particles, such a mean stays where it is; a
+    polynomial by itself would leave, and there is no way into the neck. So where the scale varies,
+    a mean that bends by itself is the variance times a polynomial; on a ridge of one width, which
+    has no neck, it is a polynomial.
     """
-    wanted, square = y + sds**2 * q, sds**2
-    polynomial = _polynomial(t)
-    plain = np.zeros((polynomial.shape[1] + 1, y.shape[1]))
-    plain[[0, -1]], simple = _by_least_squares(polynomial[:, :1], wanted, sds, square)
-    bent, rich = _by_least_squares(polynomial, wanted, sds, square)
-    errors = [np.sqrt(np.mean(((wanted - m) / sds) ** 2, axis=0)) for m in (simple, rich)]
-    bends = (errors[1] < _HALVED * errors[0]) & (errors[0] > _COUNTS)
-    return np.where(bends, bent, plain), np.where(bends, rich, simple)
+    wanted, polynomial = y + sds**2 * q, _polynomial(t)
+    one, num = np.ones((len(t), 1)), polynomial.shape[1]
+    rows = np.repeat(np.arange(4), [1, num, num, 1])
+    weights, means = np.zeros((len(rows), y.shape[1])), np.empty_like(y)
+    steady = np.log(sds).std(axis=0) < _STEADY
+    for i, (aim, sd) in enumerate(zip(wanted.T, sds.T, strict=True)):
+        square = (sd**2)[:, None]
+        every = np.hstack([one, polynomial, polynomial * square, square])
+        simple, rich = rows % 3 == 0, rows != (2 if steady[i] else 1)
+        tried = [(kept, *_by_least_squares(every[:, kept], aim, sd)) for kept in (simple, rich)]
+        errors = [np.sqrt(np.mean(((aim - mean) / sd) ** 2)) for _, _, mean in tried]
+        bends = errors[1] < _HALVED * errors[0] and errors[0] > _COUNTS
+        kept, found, means[:, i] = tried[int(bends)]
+        weights[kept, i] = found
+    return weights, means
 
 
-def _by_least_squares(columns, wanted, sds, square=None):
-    """Weights of the columns (and of each coordinate's own square) in units of the sds."""
-    weights, values = [], np.empty_like(wanted)
-    for i in range(wanted.shape[1]):
-        own = columns if square is None else np.column_stack([columns, square[:, i]])
-        scaled = own / sds[:, [i]]
-        gram = scaled.T @ scaled
-        gram[np.diag_indices_from(gram)] *= 1 + 1e-6
-        weights.append(np.linalg.lstsq(gram, scaled.T @ (wanted[:, i] / sds[:, i]), rcond=None)[0])
-        values[:, i] = own @ weights[-1]
-    return np.stack(weights, axis=1), values
+def _by_least_squares(columns, wanted, sds):
+    """Weights of the columns in units of the sds, and what they make."""
+    scaled = columns / sds[:, None]
+    gram = scaled.T @ scaled
+    gram[np.diag_indices_from(gram)] *= 1 + 1e-6
+    weights = np.linalg.lstsq(gram, scaled.T @ (wanted / sds), rcond=None)[0]
+    return weights, columns @ weights
 
 
 def empty(dim: int) -> Coupling:
@@ -283,7 +292,7 @@ def empty(dim: int) -> Coupling:
         mix=np.eye(dim),
         unmix=np.eye(dim),
         scales=np.zeros((1 + most * (1 + bends), dim)),
-        means=np.zeros((2 + 2 * most, dim)),
+        means=np.zeros((2 + 4 * most, dim)),
     )
 
 
@@ -297,7 +306,7 @@ def _packed(centre, spread, leaders, rest, knots, w, scales, weights) -> Couplin
     found.mix[np.ix_(rest, rest)] = w
     found.unmix[:] = np.linalg.inv(found.mix)
     # Blocks of weights, one row for each leader, after the row of the constant.
-    for full, given, count in ((found.scales, scales, 1 + len(_KNOTS)), (found.means, weights, 2)):
+    for full, given, count in ((found.scales, scales, 1 + len(_KNOTS)), (found.means, weights, 4)):
         full[0, rest] = given[0]
         for block in range(count):
             full[1 + block * most : 1 + block * most + num, rest] = given[1 + block * num :][:num]

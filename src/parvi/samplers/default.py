@@ -20,10 +20,11 @@
    are, the run has CONVERGED, and the particles are those from before the test. If not, and after
    a flight or in new coordinates, **explore** makes transitions until nothing drifts; a run that
    does not come to rest ends as NOT_AT_REST. **straighten once more** and **explore again** follow
-   in coordinates that have been fitted to what was reached. **gather** takes from further
-   transitions the particles that sum them up, **polish** bends once more, and **compare** asks
-   whether the polished particles still have the moments of all places that were visited; if not,
-   the polish is undone.
+   in coordinates that have been fitted to what was reached. If leaders have become wider since,
+   there is more of a tail than the coordinates have seen, and **straighten further** and **explore
+   further** follow. **gather** takes from further transitions the particles that sum them up,
+   **polish** bends once more, and **compare** asks whether the polished particles still have the
+   moments of all places that were visited; if not, the polish is undone.
 """
 
 from parvi.fields.clipped import Clipped
@@ -50,6 +51,7 @@ from parvi.samplers.sequence import (
     FarFromGaussian,
     Few,
     Not,
+    RestsAfter,
     Sequence,
     Stage,
     TooFewToBend,
@@ -61,6 +63,9 @@ from parvi.samplers.weigh import Weigh
 from parvi.status import Status
 from parvi.steppers import LineSearch, TrustRegion
 from parvi.stopping import KLRate
+
+# The stages of exploring, of which the last has to come to rest.
+_EXPLORES = ("explore", "explore again", "explore further")
 
 
 def affine(
@@ -130,7 +135,7 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     # transitions do not reach, so a short test would tell nothing.
     curved = Either(After("straighten"), After("fly"))
     unsure = Either(After("verify", lost), Both(hill, curved))
-    explored = Both(After("explore", Status.CONVERGED), Not(After("gather")))
+    explored = Both(RestsAfter(_EXPLORES), Not(After("gather")))
     rests = Either(After("gather", Status.CONVERGED), explored)
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
@@ -163,6 +168,8 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("explore", Explore(window=16), when=unsure),
         Stage("straighten once more", Straighten(), when=After("straighten")),
         Stage("explore again", Explore(window=16), when=After("straighten once more")),
+        Stage("straighten further", Straighten(least_growth=0.1), when=After("straighten")),
+        Stage("explore further", Explore(window=16), when=After("straighten further")),
         Stage("gather", Gather(), when=Both(explored, Few())),
         Stage("polish", Bend(num_features, fall=0.1, patience=30), when=Both(bends, rests)),
         Stage("polish alone", affine(), when=Both(few, rests)),

@@ -56,6 +56,16 @@ class After(AbstractKnownCondition):
         return self.name in done and self.ended in (None, done[self.name])
 
 
+class RestsAfter(AbstractKnownCondition):
+    """The stage runs if, of the stages called ``names``, the last that has run came to rest."""
+
+    names: tuple[str, ...]
+
+    def known(self, shape, done):
+        ended = [status for name, status in done.items() if name in self.names]
+        return bool(ended) and ended[-1] == Status.CONVERGED
+
+
 class EnoughToBend(AbstractKnownCondition):
     """The stage runs if there are enough particles to fit functions that bend."""
 

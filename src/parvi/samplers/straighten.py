@@ -58,7 +58,23 @@ class AbstractChange(AbstractSampler):
 
 
 class Straighten(AbstractChange):
-    """Changes the coordinates of a run if that makes the particles more Gaussian."""
+    """Changes the coordinates of a run if that makes the particles more Gaussian.
+
+    Parameters
+    ----------
+    least_growth
+        The share by which a leader of the present coupling must have become wider since that was
+        fitted; 0 to ask nothing of the kind. A coupling that has been outgrown is not compared with
+        the new one, as particles that have just reached more of the target are too few to tell.
+    """
+
+    least_growth: float = 0.0
 
     def coupling(self, particles, scores, present):
+        if present is not None and self.least_growth > 0:
+            # The units are the reciprocals of the standard deviations at the fit.
+            grown = np.std(particles, axis=0)[present.leaders] * np.asarray(present.units)
+            if not np.max(grown) > 1 + self.least_growth:
+                return None
+            present = None
         return straightened(particles, scores, present)
