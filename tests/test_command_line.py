@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import parvi
 from parvi.cli import app, runs
 from parvi.cli.files import target_of
+from parvi.cli.reporting import with_report
 
 MODEL = """
 import jax.numpy as jnp, numpy as np, parvi
@@ -210,3 +211,20 @@ def test_an_interrupt_says_how_to_go_on(capsys, checkpoint, said):
     words = capsys.readouterr().err
     assert "after 7 steps" in words
     assert said in words
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["m.py", "--report"], ["m.py", "--report", "report.html"]),
+        (["m.py", "--report", "--json"], ["m.py", "--report", "report.html", "--json"]),
+        (
+            ["--report", "--out", "a/run.npz", "m.py"],
+            ["--report", "a/run.html", "--out", "a/run.npz", "m.py"],
+        ),
+        (["m.py", "--report", "own.html"], ["m.py", "--report", "own.html"]),
+        (["m.py", "--out"], ["m.py", "--out"]),
+    ],
+)
+def test_a_report_without_a_file(args, expected):
+    assert with_report(args) == expected

@@ -15,6 +15,7 @@ from rich.table import Table
 import parvi
 from parvi.cli import runs
 from parvi.cli.errors import in_one_line
+from parvi.cli.reporting import Reporting
 from parvi.run.compile.cache import keep_compiled
 
 app = typer.Typer(
@@ -22,8 +23,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for command in (runs.sample, runs.resume, runs.check, runs.report):
-    app.command()(command)
+for command in (runs.sample, runs.resume):
+    app.command(cls=Reporting)(command)
+app.command()(runs.check)
+app.command()(runs.report)
 
 
 def _version(wanted: bool) -> None:

@@ -27,7 +27,9 @@ _MODEL = typer.Argument(help="model.py:name, or model.stan.", metavar="MODEL")
 _RUN = typer.Argument(help="A result that was saved.", metavar="RUN")
 _DATA = typer.Option(help="CSV with a header, npz, or JSON.")
 _OUT = typer.Option(help="File of the result.")
-_REPORT = typer.Option(help="Also write a report to this file.")
+_REPORT = typer.Option(
+    help="Also write a report to this file; by default beside --out, or report.html."
+)
 _JSON = typer.Option("--json", help="Print one JSON object.")
 _SAMPLER = typer.Option(help=f"One of {', '.join(READY)}.")
 
