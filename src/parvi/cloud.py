@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from parvi.evaluation import even_blocks, values_and_scores
 
@@ -87,6 +87,14 @@ class AbstractCloud(eqx.Module):
 
         ``onto`` is an array that is no longer needed and that the values may overwrite.
         """
+
+    @abc.abstractmethod
+    def random_values(
+        self,
+        key: Key[Array, ""],
+        function: Callable[[Key[Array, ""], "AbstractCloud"], Float[Array, "m d"]],
+    ) -> Float[Array, "n d"]:
+        """As ``values``, of a function that draws: every block has a key of its own."""
 
     @abc.abstractmethod
     def some(self, num: int | None = None) -> "AbstractCloud":
@@ -180,15 +188,21 @@ class Cloud(AbstractCloud):
         )
 
     def values(self, function, onto=None):
+        return self._values(lambda i, block: function(block), onto)
+
+    def random_values(self, key, function):
+        return self._values(lambda i, block: function(jax.random.fold_in(key, i), block))
+
+    def _values(self, function, onto=None):
         num, dim = self.shape
         count = even_blocks(num, BLOCK, within=8)
         if count == 1:
-            return function(self)
+            return function(0, self)
         blocks = _Blocks(num, count)
 
         def body(i, found):
             block = Cloud.unread(self.log_density, blocks.take(self.particles, i))
-            return blocks.put(found, function(block), i)
+            return blocks.put(found, function(i, block), i)
 
         first = jnp.zeros((num, dim), self.dtype) if onto is None else onto
         return jax.lax.fori_loop(0, count, body, blocks.shaped(first)).reshape(num, dim)
@@ -307,6 +321,9 @@ class View(AbstractCloud):
 
     def values(self, function, onto=None):
         return self.cloud.values(lambda block: function(View(block, self.lens)), onto)
+
+    def random_values(self, key, function):
+        return self.cloud.random_values(key, lambda own, b: function(own, View(b, self.lens)))
 
     def some(self, num=None):
         return View(self.cloud.some(num), self.lens)

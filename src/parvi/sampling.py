@@ -32,7 +32,7 @@ from parvi.run.start import keys_of, started
 from parvi.run.surroundings import check_surroundings, plain_settings, surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
-from parvi.samplers.explore import Explored
+from parvi.samplers.explore import Changed, Explored
 from parvi.samplers.path import Passes
 from parvi.samplers.scout import Sighted
 from parvi.samplers.sequence import Sequence
@@ -327,5 +327,5 @@ def _sought(run: Run) -> Sought | None:
 def _changes(run: Run) -> np.ndarray | None:
     """What the last stage that tested the particles found at every coordinate."""
     made = (run.reports.get(name) for name, _ in reversed(run.history))
-    explored = next((report for report in made if isinstance(report, Explored)), None)
+    explored = next((report for report in made if isinstance(report, (Changed, Explored))), None)
     return None if explored is None else np.asarray(explored.changes)

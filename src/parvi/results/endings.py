@@ -7,7 +7,7 @@ import numpy as np
 from parvi.geometry.frame import tells_covariance
 from parvi.results.result import Result, Settings
 from parvi.run.run import Run
-from parvi.samplers.explore import Explored
+from parvi.samplers.explore import Changed, Explored
 from parvi.samplers.sequence import Sequence
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
 
@@ -82,7 +82,7 @@ def _unrest(run: Run, result: Result) -> str:
     names = run.target.layout.flat_names()
     report, most = run.reports[run.stage.name], ""
     # A stage of the user's own, or a scout, need not report changes.
-    if isinstance(report, Explored):
+    if isinstance(report, (Changed, Explored)):
         changes = np.asarray(report.changes)
         rows = np.argsort(-changes)[:5]
         worst = ", ".join(f"{names[i]} ({float(changes[i]):.1f})" for i in rows)

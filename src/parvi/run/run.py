@@ -30,6 +30,7 @@ from parvi.run.rounds import Rounds
 from parvi.run.rows import compares, with_rows
 from parvi.run.sharding import gathered, replicate, spread, spread_target
 from parvi.run.trees import as_arrays, as_tree
+from parvi.samplers.apart import Apart
 from parvi.samplers.explore import AbstractExploration
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
 from parvi.samplers.straighten import AbstractChange
@@ -415,7 +416,8 @@ class Run:
 
     def _is_futile(self, stage: Stage, place: Place) -> bool:
         """Whether the stage would test a log density that is known to be wrong."""
-        if self.rounds is None or not isinstance(stage.sampler, AbstractExploration):
+        tests = stage.sampler.sampler if isinstance(stage.sampler, Apart) else stage.sampler
+        if self.rounds is None or not isinstance(tests, AbstractExploration):
             return False
         return not self.rounds.is_precise(place.particles)
 

@@ -25,6 +25,10 @@
    further** follow. **gather** takes from further transitions the particles that sum them up,
    **polish** bends once more, and **compare** asks whether the polished particles still have the
    moments of all places that were visited; if not, the polish is undone.
+
+More than 8192 particles with more than a million numbers in all neither bend nor fly: as
+independent draws they are exact enough. If they fail the test, **explore some** moves 8192 of them
+until nothing drifts, and all of them **follow** with as many transitions.
 """
 
 from parvi.fields.clipped import Clipped
@@ -33,12 +37,14 @@ from parvi.fields.pfg.closed_form import Irrotational
 from parvi.fields.pfg.field import PFG
 from parvi.fields.pfg.functions import Linear, Scaling
 from parvi.fields.pfg.preconditioners import StandardisedCurvature, WhitenedCurvature
+from parvi.samplers.apart import Apart
 from parvi.samplers.balance import Balance
 from parvi.samplers.bend import Bend
 from parvi.samplers.descend import Descend
 from parvi.samplers.explore import Explore
 from parvi.samplers.flow import Flow
 from parvi.samplers.fly import Fly
+from parvi.samplers.follow import Follow
 from parvi.samplers.gather import Compare, Gather
 from parvi.samplers.networks import large_network
 from parvi.samplers.part import Part
@@ -50,6 +56,7 @@ from parvi.samplers.sequence import (
     EnoughToBend,
     FarFromGaussian,
     Few,
+    Many,
     Not,
     RestsAfter,
     Sequence,
@@ -137,6 +144,8 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     unsure = Either(After("verify", lost), Both(hill, curved))
     explored = Both(RestsAfter(_EXPLORES), Not(After("gather")))
     rests = Either(After("gather", Status.CONVERGED), explored)
+    some, many = After("explore some", Status.CONVERGED), Many()
+    bent = Both(hill, Not(many))
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
     within = Verify(better_than_draws=True, least_mobility=0.0)
@@ -155,17 +164,19 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("balance", Balance(share=0.7), when=Both(tempered, Few())),
         Stage("temper longer", Temper(num_passes=12), when=After("balance", lost)),
         Stage("balance again", Balance(), when=After("temper longer")),
-        Stage("straighten", Straighten(), when=hill),
+        Stage("straighten", Straighten(), when=bent),
         Stage("affine straight", first, when=After("straighten")),
         Stage("straighten again", Straighten(), when=After("straighten")),
         Stage("affine again", first, when=After("straighten again")),
-        Stage("bend", bend, when=hill),
-        Stage("fly", Fly(), when=Both(hill, FarFromGaussian())),
+        Stage("bend", bend, when=bent),
+        Stage("fly", Fly(), when=Both(bent, FarFromGaussian())),
         Stage("settle", settle, when=tempered, back_to=("settle",)),
         Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),
         Stage("verify", verify, when=Both(Not(curved), Either(hill, alone))),
-        Stage("explore", Explore(window=16), when=unsure),
+        Stage("explore", Explore(window=16), when=Both(unsure, Not(many))),
+        Stage("explore some", Apart(Explore(window=16)), when=Both(unsure, many)),
+        Stage("follow", Follow(), when=some),
         Stage("straighten once more", Straighten(), when=After("straighten")),
         Stage("explore again", Explore(window=16), when=After("straighten once more")),
         Stage("straighten further", Straighten(least_growth=0.1), when=After("straighten")),
@@ -174,7 +185,7 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("polish", Bend(num_features, fall=0.1, patience=30), when=Both(bends, rests)),
         Stage("polish alone", affine(), when=Both(few, rests)),
         Stage("compare", Compare(), when=After("gather", Status.CONVERGED), back_to=polished),
-        Stage("verify again", verify, when=explored, back_to=polished),
+        Stage("verify again", verify, when=Either(explored, some), back_to=polished),
         max_steps=max_steps,
         for_batches=Sequence(Stage("network", large_network(min(500, max_steps)))),
     )

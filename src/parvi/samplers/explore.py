@@ -27,6 +27,7 @@ from parvi.geometry.drift import (
     scaled,
     tails_beyond,
 )
+from parvi.geometry.frame import AbstractGaussianFrame
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
@@ -41,20 +42,30 @@ class Explored(NamedTuple):
     """What a stage of transitions reports.
 
     ``changes``: that of every coordinate in the last window, in standard errors. ``log_step``: the
-    log of the tuned leapfrog.
+    log of the tuned leapfrog. ``frame``: that of the particles. ``num_transitions``: the number of
+    transitions that counted.
     """
 
     changes: Float[Array, " d"]
     log_step: Float[Array, ""]
+    frame: AbstractGaussianFrame
+    num_transitions: Int[Array, ""]
+
+
+class Changed(NamedTuple):
+    """What a stage that only compares reports: the change of every coordinate, as in Explored."""
+
+    changes: Float[Array, " d"]
 
 
 class Exploring(NamedTuple):
     """The state of the flights and of the present window.
 
     ``home``: where the particles of the test are, if that is not the cloud itself. ``num_made``
-    and ``num_tried``: the transitions of this window that count, and all. ``start``: the particles
-    at its beginning. ``before`` and ``after``: sums of moments. ``changes``: those of every
-    coordinate in the last window. ``tails``: the error of the tails of particles that are tested.
+    and ``num_tried``: the transitions of this window that count, and all. ``total``: those of all
+    windows that count. ``start``: the particles at the beginning of this window. ``before`` and
+    ``after``: sums of moments. ``changes``: those of every coordinate in the last window.
+    ``tails``: the error of the tails of particles that are tested.
     """
 
     axes: Axes
@@ -62,6 +73,7 @@ class Exploring(NamedTuple):
     flight: Flight
     num_made: Int[Array, ""]
     num_tried: Int[Array, ""]
+    total: Int[Array, ""]
     window: Int[Array, ""]
     num_windows: Int[Array, ""]
     start: Float[Array, "n d"]
@@ -122,6 +134,7 @@ class AbstractExploration(AbstractSampler):
             flight=Flight.grounded(place),
             num_made=zero,
             num_tried=zero,
+            total=zero,
             window=jnp.asarray(self.window, jnp.int32),
             num_windows=zero,
             start=particles,
@@ -156,6 +169,7 @@ class AbstractExploration(AbstractSampler):
         after = added(memory.after, moments, kept & ~early)
         made, tried = memory.num_made + kept, memory.num_tried + 1
         memory = memory._replace(before=before, after=after, num_made=made, num_tried=tried)
+        memory = memory._replace(total=memory.total + kept)
         return jax.lax.cond(
             (made >= memory.window) | (tried >= _MOST_TRIES * memory.window),
             lambda: self._closed(memory, place, strict),
@@ -203,7 +217,7 @@ class AbstractExploration(AbstractSampler):
         return Info.of(cloud, step, status=status, gradients=gradients, extra=extra)
 
     def report(self, memory):
-        return Explored(memory.changes, memory.flight.log_step)
+        return Explored(memory.changes, memory.flight.log_step, memory.axes.frame, memory.total)
 
 
 class Explore(AbstractExploration):

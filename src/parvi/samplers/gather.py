@@ -22,7 +22,7 @@ from parvi.cloud import chosen
 from parvi.geometry.drift import BOUND, Axes, Moments, added, compared, scaled, tails_beyond
 from parvi.geometry.frame import AbstractGaussianFrame
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported, required
-from parvi.samplers.explore import Explored
+from parvi.samplers.explore import Changed, Explored
 from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status
@@ -174,7 +174,7 @@ class Compare(AbstractSampler):
         return jnp.zeros(cloud.shape[1], cloud.dtype)
 
     def report(self, memory):
-        return Explored(memory, jnp.zeros((), memory.dtype))
+        return Changed(memory)
 
     def propose(self, key, cloud, memory):
         return cloud, memory

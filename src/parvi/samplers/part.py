@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
-from parvi.cloud import Cloud, Place, chosen
+from parvi.cloud import Cloud
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.samplers.apart import Aside
 from parvi.samplers.descend import Descend
 from parvi.status import Status
 from parvi.stopping import Never
@@ -28,13 +29,12 @@ _CURVATURES = 4
 
 
 class Parting(NamedTuple):
-    """Where the particles of the trial are, the memory of their descent, and the verdict.
+    """The particles of the trial with the memory of their descent, and the verdict.
 
     ``share``: the curvature between two ends over that at the ends, the median over pairs.
     """
 
-    place: Place
-    descent: PyTree[Array]
+    descent: Aside
     step: Int[Array, ""]
     share: Float[Array, ""]
 
@@ -70,28 +70,24 @@ class Part(AbstractSampler):
         few = cloud.some(_NUM)
         zero = jnp.zeros((), jnp.int32)
         nan = jnp.full((), jnp.nan, cloud.dtype)
-        return Parting(few.place, self.descend.init(key, few), zero, nan)
+        return Parting(Aside.begun(self.descend, key, few), zero, nan)
 
     def propose(self, key, cloud, memory):
         def descended(i, memory):
-            here = Cloud.of(memory.place, cloud.log_density)
-            points, pending = self.descend.propose(jax.random.fold_in(key, i), here, memory.descent)
-            there = Cloud.at(cloud.log_density, points)
-            _, descent, _ = self.descend.conclude(here, pending, there)
-            sound = jnp.isfinite(there.log_densities) & jnp.all(jnp.isfinite(there.scores), axis=1)
-            place = chosen(sound, there.place, memory.place)
-            return memory._replace(place=place, descent=descent, step=memory.step + 1)
+            own = jax.random.fold_in(key, i)
+            descent, _ = memory.descent.stepped(self.descend, own, cloud.log_density)
+            return memory._replace(descent=descent, step=memory.step + 1)
 
         memory = jax.lax.fori_loop(0, _AT_ONCE, descended, memory)
         share = jax.lax.cond(
             memory.step >= self.descend.num_steps,
-            lambda: _share(Cloud.of(memory.place, cloud.log_density)),
+            lambda: _share(Cloud.of(memory.descent.place, cloud.log_density)),
             lambda: memory.share,
         )
         return cloud, memory._replace(share=share)
 
     def conclude(self, cloud, pending, arrived):
-        num = len(pending.place.particles)
+        num = len(pending.descent.place.particles)
         done = pending.step >= self.descend.num_steps
         # A comparison with NaN is false: ends that coincide are on one hill.
         status = jnp.where(pending.share < self.least, Status.NOT_AT_REST, Status.CONVERGED)

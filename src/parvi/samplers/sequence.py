@@ -10,7 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from parvi.cloud import Cloud, View
+from parvi.cloud import BLOCK, Cloud, View
 from parvi.geometry.frame import InFrame, own_frame
 from parvi.interface import AbstractSampler
 from parvi.samplers.bend import Bend
@@ -141,6 +141,19 @@ class Few(AbstractKnownCondition):
 
     def known(self, shape, done):
         return math.prod(shape) <= self.most
+
+
+class Many(AbstractKnownCondition):
+    """The stage runs if there are more particles than a block, and above ``least`` numbers in all.
+
+    As many are as exact as anybody asks if they are independent draws, so that it is not worth a
+    pass over all of them to make them better than that.
+    """
+
+    least: int = 1 << 20
+
+    def known(self, shape, done):
+        return shape[0] > BLOCK and math.prod(shape) > self.least
 
 
 class Stage(eqx.Module):
