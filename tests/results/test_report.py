@@ -7,6 +7,7 @@ import shutil
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import parvi
@@ -14,7 +15,7 @@ from parvi.results.checks import Check
 from parvi.results.modes import Modes
 from parvi.results.report.words import verdict_of
 from parvi.results.sought import Sought
-from parvi.results.table import in_digits
+from parvi.results.table import in_digits, parameters_first
 from parvi.results.verdicts import doubted
 
 pytest.importorskip("matplotlib")
@@ -257,6 +258,13 @@ def narrowed(num):
     rng = np.random.default_rng(0)
     wide = {NAME: 1 + rng.normal(size=(num, 2)), "scale": 2 + 0.3 * rng.normal(size=num)}
     return {name: value.astype(np.float32) for name, value in wide.items()}
+
+
+def test_what_is_computed_comes_after_the_parameters():
+    table = pd.DataFrame({"sd": 1.0, "verdict": ["", "ok", "", "drifts"]}, index=list("dbca"))
+    assert list(parameters_first(table).index) == ["b", "a", "d", "c"]
+    # A file from before verdicts has none.
+    assert list(parameters_first(table[["sd"]]).index) == list("dbca")
 
 
 def test_predictions(good):

@@ -41,6 +41,13 @@ def summarised(
     return Summary(table, index=names)
 
 
+def parameters_first(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with what was sampled, which has verdicts, before what is computed from it."""
+    if "verdict" not in table:
+        return table
+    return table.iloc[np.argsort(table["verdict"].to_numpy() == "", kind="stable")]
+
+
 def in_digits(column: str, value: float, sd: float) -> str:
     """A number of the table as people read it, "-" for none.
 
