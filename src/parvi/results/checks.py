@@ -190,8 +190,8 @@ def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None, np
     if numbers.get("clumps", 0.0):
         # Draws from one hill have valleys by chance: one set of nine if there are 64, and nearly
         # all sets of 12. The log density on the ways between them has none.
-        arrays = (np.asarray(array) for array in (flat, values, scores))
-        numbers["clumps"] = float(len(modes_of(density, *arrays, None).weights) > 1)
+        x, heights, slopes = map(np.asarray, (flat, values, scores))
+        numbers["clumps"] = float(len(modes_of(density, x, heights, slopes, None).weights) > 1)
     numbers["drift"], changes = (drift, None) if drift is not None else _drift(target, place)
     if tells_covariance(flat.shape):
         rows = np.linspace(0, len(z) - 1, min(len(z), _MAX_KERNEL)).astype(int)
