@@ -7,6 +7,7 @@ import shutil
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import parvi
@@ -14,7 +15,8 @@ from parvi.results.checks import Check
 from parvi.results.modes import Modes
 from parvi.results.report.words import verdict_of
 from parvi.results.sought import Sought
-from parvi.results.table import in_digits
+from parvi.results.table import in_digits, parameters_first
+from parvi.results.verdicts import doubted
 
 pytest.importorskip("matplotlib")
 
@@ -118,8 +120,8 @@ def modes_of(*weights, error):
     return Modes(np.array(weights), np.full(len(weights), error), labels, ())
 
 
-WORSE = Check(False, ("Too narrow.", "The mean is off.", "The shape is off."), {})
-FINE, WRONG = Check(True, (), {}), Check(False, ("Too narrow.",), {})
+WORSE = Check(False, ("Too narrow.", "The mean is off.", "The shape is off."), {}, {})
+FINE, WRONG = Check(True, (), {}, {}), Check(False, ("Too narrow.",), {}, {})
 DONE, MOST = parvi.Status.CONVERGED, parvi.Status.MAX_STEPS
 
 
@@ -221,10 +223,48 @@ def test_parameters_in_modes_that_nobody_weighed_are_not_ok():
     assert set(result.summary()["verdict"]) == {"unweighed"}
 
 
+def test_words_agree_with_what_a_check_finds(tmp_path):
+    """Coordinates of the right mean and variance that are skewed, or correlated as they are not."""
+    rng = np.random.default_rng(0)
+    particles = rng.multivariate_normal(np.zeros(2), [[1, 0.8], [0.8, 1]], 256)
+    particles = np.column_stack([particles, rng.exponential(size=256) - 1]).astype(np.float32)
+    particles = (particles - particles.mean(axis=0)) / particles.std(axis=0)
+
+    def log_density(x):
+        return -0.5 * jnp.sum(x**2)
+
+    result = parvi.sample(log_density, particles, sampler=parvi.svgd(), num_steps=0)
+    assert list(result.summary()["verdict"]) == ["ok", "ok", "ok"]
+    assert not result.check()
+    assert list(result.summary()["verdict"]) == ["in doubt", "in doubt", "skewed"]
+    result.save(tmp_path / "run.npz")
+    loaded = parvi.load(tmp_path / "run.npz")
+    assert list(loaded.summary()["verdict"]) == ["in doubt", "in doubt", "skewed"]
+
+
+def test_doubts_of_unconstrained_numbers_are_of_the_array():
+    words = np.array(["ok", "ok", "drifts", "ok", ""])
+    names = ["p[0]", "p[1]", "p[2]", "tau", "p_twice"]
+    said = doubted(words, names, {"p[0]": "skewed"})
+    assert list(said) == ["skewed", "ok", "drifts", "ok", ""]
+    # A simplex of three has two unconstrained numbers, whose names need not be those of its own.
+    said = doubted(words, names, {"p_free[1]": "skewed", "tau": "disputed", "": "in doubt"})
+    assert list(said) == ["in doubt", "in doubt", "drifts", "disputed", ""]
+    said = doubted(words, names, {"p[3]": "skewed"})
+    assert list(said) == ["skewed", "skewed", "drifts", "ok", ""]
+
+
 def narrowed(num):
     rng = np.random.default_rng(0)
     wide = {NAME: 1 + rng.normal(size=(num, 2)), "scale": 2 + 0.3 * rng.normal(size=num)}
     return {name: value.astype(np.float32) for name, value in wide.items()}
+
+
+def test_what_is_computed_comes_after_the_parameters():
+    table = pd.DataFrame({"sd": 1.0, "verdict": ["", "ok", "", "drifts"]}, index=list("dbca"))
+    assert list(parameters_first(table).index) == ["b", "a", "d", "c"]
+    # A file from before verdicts has none.
+    assert list(parameters_first(table[["sd"]]).index) == list("dbca")
 
 
 def test_predictions(good):

@@ -205,13 +205,16 @@ def _plain(value: Any) -> Any:
 
 
 def _print(result: parvi.Result, verdict: Any, out: Any, report: Any) -> None:
+    # pandas is imported when there is a table.
+    from parvi.results.table import Summary, parameters_first
+
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(str(verdict))
     modes = result.known_modes()
     if modes is not None and len(modes.weights) > 1:
         console.print(str(modes))
     table = result.summary()
-    console.print(table.in_words(_MOST_ROWS))
+    console.print(Summary(parameters_first(table)).in_words(_MOST_ROWS))
     if len(table) > _MOST_ROWS:
         console.print(f"{len(table)} parameters; the report and --json have all of them.")
     for word, path in (("Result", out), ("Report", report)):

@@ -18,8 +18,10 @@ from parvi.estimators.rows import Rows, Scaling, merged, padded, scaling_of
 from parvi.sampling import sample
 from parvi.targets.minibatch import MiniBatch
 
-# Particles by default: this many, or two a dimension if those are more, up to the second number.
-_LEAST_PARTICLES, _MOST_PARTICLES = 256, 2048
+# Particles by default: this many, or two a dimension if those are more, up to the second number. If
+# even that is less than two a dimension, it is the first again: predictions need no more, and only
+# maps that bend have a use for them.
+_LEAST_PARTICLES, _MOST_PARTICLES = 256, 512
 # Rows in a step if all of them are too dear (parvi.MiniBatch).
 _BATCH_SIZE = 1024
 # Limit on the numbers of a block of predictions (particles times rows).
@@ -126,7 +128,8 @@ class AbstractBayesianEstimator(BaseEstimator, abc.ABC):
 
     def _num_particles(self, like: dict) -> int:
         dim = sum(part.size for part in like.values())
-        return int(np.clip(2 * dim, _LEAST_PARTICLES, _MOST_PARTICLES))
+        wanted = max(2 * dim, _LEAST_PARTICLES)
+        return wanted if wanted <= _MOST_PARTICLES else _LEAST_PARTICLES
 
     def _averaged(self, X: Any, function: Any, y: Any = None) -> Any:
         """``function(outputs, y)`` of blocks of rows, with the blocks put together."""

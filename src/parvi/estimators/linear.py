@@ -100,7 +100,7 @@ class BayesianLinearRegression(AbstractGaussianRegressor):
         sigma, on the outcomes' own scale; None infers it, down to a thousandth of their standard
         deviation.
     n_particles
-        Number of particles; None for 256, or two a dimension if those are more, at most 2048.
+        Number of particles; None for 256, or two a dimension if those are 257 to 512.
     batch_size
         Rows in a step if all of them are too dear, see ``parvi.MiniBatch``; None for 1024.
     sampler

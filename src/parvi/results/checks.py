@@ -27,6 +27,7 @@ from parvi.geometry.frame import InFrame, own_frame, tells_covariance
 from parvi.geometry.straightening import seen, straightened
 from parvi.results.metrics.kernel_stein import ksd_test
 from parvi.results.transport.witness import Witness
+from parvi.results.verdicts import DISPUTED, DRIFTS, IN_DOUBT, SKEWED, UNWEIGHED, drift_bound
 from parvi.run.run import Run
 from parvi.samplers.verify import Verify
 from parvi.status import Status
@@ -47,12 +48,14 @@ _MAX_NAMES = 5
 class Check(NamedTuple):
     """The outcome of a check: whether nothing was found, the findings in words, and the numbers.
 
-    ``bool(check)`` is ``check.ok``.
+    ``bool(check)`` is ``check.ok``. ``doubts`` has a word for every parameter that a finding names,
+    and under ``""`` one for all others, if a finding is about all of them together.
     """
 
     ok: bool
     findings: tuple[str, ...]
     numbers: dict[str, float]
+    doubts: dict[str, str]
 
     def __str__(self) -> str:
         if self.ok:
@@ -63,11 +66,6 @@ class Check(NamedTuple):
         return self.ok
 
 
-def finds_clumps(check: Check) -> bool:
-    """Whether the particles of this check lie in separated clumps."""
-    return bool(check.numbers.get("clumps", 0.0))
-
-
 def checked(
     status: Status,
     target: AbstractTarget,
@@ -76,16 +74,18 @@ def checked(
     names: list[str],
     drift: float | None = None,
     witness: Witness | None = None,
+    known_changes: Float[np.ndarray, " d"] | None = None,
 ) -> Check:
     """Check flat and unconstrained particles of a target whose log density is fixed.
 
-    ``drift`` is that of these particles, if the run has tested them itself. ``witness``: what
-    weighted draws of a map say of them.
+    ``drift`` is that of these particles, if the run has tested them itself, and ``known_changes``
+    that of every coordinate. ``witness``: what weighted draws of a map say of them.
     """
     num, dim = flat.shape
     numbers, changes, skews = _numbers(target, jnp.asarray(flat), drift)
     numbers = {name: float(value) for name, value in numbers.items()}
-    findings = []
+    findings: list[str] = []
+    doubts: dict[str, str] = {}
     if status != Status.CONVERGED:
         findings.append(f"The run ended with {status.name}: {status.message}")
     noise = _NOISE * numbers.pop("stein_error", num**-0.5)
@@ -114,7 +114,10 @@ def checked(
         findings.append(
             f"The kernel Stein test rejects the particles (p = {numbers['ksd_p']:.3f})."
         )
+    # All findings so far are about all parameters together.
+    general = bool(findings)
     if numbers["skew_p"] < _UNLIKELY:
+        doubts |= _named(names, skews, float(-scipy.special.ndtri(_UNLIKELY / (2 * dim))), SKEWED)
         findings.append(
             "The particles are skewed otherwise than the density, as if one tail were missing "
             f"(p = {numbers['skew_p']:.1g}){_worst(names, skews)}."
@@ -125,6 +128,11 @@ def checked(
             f"transitions move a moment by {numbers['drift']:.1f} standard errors more than chance "
             f"does{_worst(names, changes)}."
         )
+        # Small changes of all parameters add up to a drift that none of them has by itself.
+        tested = known_changes if changes is None else changes
+        drifting = {} if tested is None else _named(names, tested, drift_bound(dim), DRIFTS)
+        doubts |= drifting
+        general |= not drifting
     if witness is not None:
         numbers |= {"map_share": witness.share, "map_excess": witness.excess}
     if witness is not None and not witness.agrees:
@@ -135,6 +143,7 @@ def checked(
             f"{_worst(names, witness.changes)}. Hamiltonian transitions "
             f"{'find nothing wrong: one of the two is mistaken' if at_rest else 'agree with them'}."
         )
+        doubts = _named(names, witness.changes, witness.bound, DISPUTED) | doubts
     if numbers.get("clumps", 0.0) and not tempered:
         findings.append(
             "The particles lie in separated clumps, whose masses are those of the start, not of "
@@ -143,7 +152,11 @@ def checked(
     unknown = [name for name, value in numbers.items() if not np.isfinite(value)]
     if unknown:
         findings.append(f"Some numbers are not finite and were not tested: {', '.join(unknown)}.")
-    return Check(not findings, tuple(findings), numbers)
+    if general or unknown:
+        doubts[""] = IN_DOUBT
+    if numbers.get("clumps", 0.0) and not tempered:
+        doubts[""] = UNWEIGHED
+    return Check(not findings, tuple(findings), numbers, doubts)
 
 
 _SHAPES = {
@@ -151,6 +164,11 @@ _SHAPES = {
     "excess_fine": "The fine shape is off",
     "excess_tails": "The tails are off",
 }
+
+
+def _named(names: list[str], errors: np.ndarray, bound: float, word: str) -> dict[str, str]:
+    """The word for every parameter whose error is no chance."""
+    return {names[i]: word for i in np.flatnonzero(errors > bound)}
 
 
 def _worst(names: list[str], changes: np.ndarray | None) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 from parvi.results.checks import Check
 from parvi.results.modes import Modes
 from parvi.results.sought import Sought
-from parvi.results.verdicts import Verdicts
+from parvi.results.verdicts import IN_DOUBT, Verdicts
 
 _PREFIX = "findings/"
 
@@ -32,7 +32,7 @@ def as_record(findings: Findings) -> tuple[dict[str, np.ndarray], dict[str, Any]
     if verdicts is not None:
         arrays |= {f"{_PREFIX}{name}": value for name, value in verdicts._asdict().items()}
     if check is not None:
-        facts["check"] = [check.ok, list(check.findings), check.numbers]
+        facts["check"] = [check.ok, list(check.findings), check.numbers, check.doubts]
     if modes is not None:
         facts["copies"] = [list(group) for group in modes.copies]
         named = {"weights": modes.weights, "standard_errors": modes.standard_errors}
@@ -53,8 +53,10 @@ def from_record(arrays: dict[str, np.ndarray], facts: Any, path: Any) -> Finding
         if "drifts" in found:
             verdicts = Verdicts(found["drifts"], found["ratios"], found["errors"])
         if "check" in facts:
-            ok, sentences, numbers = facts["check"]
-            check = Check(bool(ok), tuple(map(str, sentences)), dict(numbers))
+            # Files from before doubts do not say which parameters a finding is about.
+            ok, sentences, numbers, *more = facts["check"]
+            doubts = dict(more[0]) if more else {} if ok else {"": IN_DOUBT}
+            check = Check(bool(ok), tuple(map(str, sentences)), dict(numbers), doubts)
         if "labels" in found:
             copies = tuple(tuple(int(k) for k in group) for group in facts["copies"])
             modes = Modes(found["weights"], found["standard_errors"], found["labels"], copies)

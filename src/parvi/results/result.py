@@ -213,18 +213,18 @@ class Result:
 
         ``drift`` is the largest change of its mean or variance under the run's own Hamiltonian
         transitions, in standard errors. ``stein_ratio`` is 1 for the target's own draws, smaller if
-        the particles are too narrow. ``verdict`` says in a word whether either is more than chance,
-        or whether ``check()`` has found modes whose weights nobody has tested. If the run met
-        separated modes, the mean within each follows. It has no r_hat and no effective sample size,
-        which are made for chains and mean nothing here. A result from a file has the verdicts that
-        were known when it was saved.
+        the particles are too narrow. ``verdict`` says in a word whether either is more than chance.
+        Once ``check()`` has been called and has found something, no parameter that a finding is
+        about is "ok". If the run met separated modes, the mean within each follows. It has no r_hat
+        and no effective sample size, which are made for chains and mean nothing here. A result from
+        a file has the verdicts that were known when it was saved.
         """
         from parvi.results.table import summarised
 
         met = self.known_modes() if np.any(self._tempered) else None
         seen = self.__dict__.get("last_check", self.saved_findings.check)
-        unweighed = seen is not None and checks.finds_clumps(seen) and not np.any(self._tempered)
-        return summarised(self.matrix(), self.names, self.status, self.verdicts, met, unweighed)
+        doubts = {} if seen is None else seen.doubts
+        return summarised(self.matrix(), self.names, self.status, self.verdicts, met, doubts)
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:
@@ -310,7 +310,9 @@ class Result:
         with surrounded(self._dtype):
             target, flat, names = self._flattened(target, "check")
             tempered = bool(np.any(self._tempered))
-            found = checks.checked(self.status, target, flat, tempered, names, self._drift, witness)
+            found = checks.checked(
+                self.status, target, flat, tempered, names, self._drift, witness, self.changes
+            )
         self.__dict__["last_check"] = found
         return found
 

@@ -5,7 +5,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from parvi.results.modes import Modes
-from parvi.results.verdicts import FAILED, OK, UNWEIGHED, Verdicts
+from parvi.results.verdicts import FAILED, Verdicts, doubted
 from parvi.status import Status
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -21,12 +21,11 @@ def summarised(
     status: Status,
     found: Verdicts | None,
     met: Modes | None,
-    unweighed: bool,
+    doubts: dict[str, str],
 ) -> "Summary":
     """Mean, standard deviation, quantiles and verdict of every column, and means of modes.
 
-    ``unweighed``: a check has found separated modes whose weights are those of the start, so that
-    no parameter is right, however well it fits within each mode.
+    ``doubts``: what a check says of parameters (``Check.doubts``).
     """
     table = {"mean": matrix.mean(axis=0), "sd": matrix.std(axis=0)}
     for quantile in _QUANTILES:
@@ -34,13 +33,19 @@ def summarised(
     if found is not None:
         # No parameter of a run that failed is ok, whatever its numbers are.
         words = np.full(len(names), FAILED) if status.failed else found.words()
-        if unweighed:
-            words[words == OK] = UNWEIGHED
+        words = doubted(words, names, doubts)
         table |= {"drift": found.drifts, "stein_ratio": found.ratios, "verdict": words}
     if met is not None and len(met.weights) > 1:
         for k in range(len(met.weights)):
             table[f"mode {k + 1}"] = matrix[met.labels == k].mean(axis=0)
     return Summary(table, index=names)
+
+
+def parameters_first(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with what was sampled, which has verdicts, before what is computed from it."""
+    if "verdict" not in table:
+        return table
+    return table.iloc[np.argsort(table["verdict"].to_numpy() == "", kind="stable")]
 
 
 def in_digits(column: str, value: float, sd: float) -> str:

@@ -25,8 +25,15 @@ DRIFTS, NARROW, WIDE = "drifts", "too narrow", "too wide"
 OK = "ok"
 # The word for every parameter of a run that failed.
 FAILED = "failed"
-# The word instead of "ok" where particles lie in separated modes whose weights nobody has tested.
-UNWEIGHED = "unweighed"
+# The words instead of "ok" where a check has found something: separated modes whose weights nobody
+# has tested; a square whose identity fails; another mean or variance of the map's draws; or what is
+# wrong with all parameters together.
+UNWEIGHED, SKEWED, DISPUTED, IN_DOUBT = "unweighed", "skewed", "disputed", "in doubt"
+
+
+def drift_bound(dim: int) -> float:
+    """The drift of one of d parameters that is no chance: the bound of the run's own test."""
+    return BOUND + math.sqrt(2 * math.log(6 * dim))
 
 
 class Verdicts(NamedTuple):
@@ -60,7 +67,7 @@ class Verdicts(NamedTuple):
         found[self.ratios > 1 + margin] = WIDE
         found[self.ratios < 1 - margin] = NARROW
         # The bound of the run's own test, so that the words never contradict it.
-        found[self.drifts > BOUND + math.sqrt(2 * math.log(6 * len(self.drifts)))] = DRIFTS
+        found[self.drifts > drift_bound(len(self.drifts))] = DRIFTS
         return found
 
     def per_name(self, layout: AbstractLayout) -> "Verdicts":
@@ -84,3 +91,16 @@ class Verdicts(NamedTuple):
             _NEGLIGIBLE + self.errors[rows]
         )
         return int(rows[np.argmax(np.fmax(np.nan_to_num(self.drifts[rows]), off))])
+
+
+def doubted(words: np.ndarray, names: list[str], doubts: dict[str, str]) -> np.ndarray:
+    """The words after a check: "ok" gives way to what a finding says of the parameter.
+
+    Findings are about unconstrained numbers. If those of an array are not the numbers of the array,
+    as of a simplex, a doubt of any of them is one of the whole array.
+    """
+    known = set(names)
+    arrays = {name.partition("[")[0]: word for name, word in doubts.items() if name not in known}
+    others = doubts.get("", OK)
+    said = [doubts.get(name, arrays.get(name.partition("[")[0], others)) for name in names]
+    return np.where(words == OK, said, words)

@@ -5,6 +5,10 @@ step from their mean acceptance, and the end from a test that n chains together 
 that double in length, the mean moments of the second half are compared with those of the first
 (``geometry.drift``). The stage is at rest when no moment differs by more than chance and the
 particles have really moved: a window that hardly moves them tells nothing.
+
+Particles that are too few for a frame of all their directions move along the slow ones as a random
+walk. They stop early where the drift falls so slowly from window to window that the last would not
+find rest either.
 """
 
 import abc
@@ -14,7 +18,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Place, chosen
 from parvi.geometry.drift import (
@@ -27,7 +31,7 @@ from parvi.geometry.drift import (
     scaled,
     tails_beyond,
 )
-from parvi.geometry.frame import AbstractGaussianFrame
+from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
@@ -36,6 +40,9 @@ from parvi.stopping import Never
 
 # Tries per transition that counts.
 _MOST_TRIES = 4
+# Windows from which on too few particles may stop early: two give a pace, and the first still moves
+# the particles to their places.
+_PATIENCE = 3
 
 
 class Explored(NamedTuple):
@@ -64,7 +71,8 @@ class Exploring(NamedTuple):
     ``home``: where the particles of the test are, if that is not the cloud itself. ``num_made``
     and ``num_tried``: the transitions of this window that count, and all. ``total``: those of all
     windows that count. ``start``: the particles at the beginning of this window. ``before`` and
-    ``after``: sums of moments. ``changes``: those of every coordinate in the last window.
+    ``after``: sums of moments. ``drift`` and ``changes``: those of the last window, the latter of
+    every coordinate.
     ``tails``: the error of the tails of particles that are tested.
     """
 
@@ -79,6 +87,7 @@ class Exploring(NamedTuple):
     start: Float[Array, "n d"]
     before: Moments
     after: Moments
+    drift: Float[Array, ""]
     changes: Float[Array, " d"]
     tails: Float[Array, ""]
 
@@ -140,6 +149,7 @@ class AbstractExploration(AbstractSampler):
             start=particles,
             before=nothing,
             after=nothing,
+            drift=jnp.full((), jnp.inf, dtype),
             changes=jnp.zeros(dim, dtype),
             tails=jnp.full((), jnp.finfo(dtype).min, dtype),
         )
@@ -187,6 +197,7 @@ class AbstractExploration(AbstractSampler):
         made = memory.num_made >= memory.window
         drift = jnp.where(made, jnp.maximum(drift, self._tails(memory, place)), jnp.inf)
         rests = (drift <= BOUND) & (moved.least >= self.least_mobility)
+        futile = self._is_futile(memory, drift)
         nothing = scaled(memory.before, 0.0)
         memory = memory._replace(
             axes=self._next_axes(memory, place),
@@ -197,10 +208,20 @@ class AbstractExploration(AbstractSampler):
             start=place.particles,
             before=nothing,
             after=nothing,
+            drift=drift,
             changes=changes,
         )
-        ends = ~rests & (memory.num_windows >= self.num_windows)
+        ends = ~rests & ((memory.num_windows >= self.num_windows) | futile)
         return _Judged(memory, drift, moved.least, rests, ends)
+
+    def _is_futile(self, memory: Exploring, drift: Float[Array, ""]) -> Bool[Array, ""] | bool:
+        """Whether drifts that fall as from the last window to this one end above the bound."""
+        if isinstance(memory.axes.frame, DenseFrame):
+            return False
+        made = memory.num_windows + 1
+        pace = drift / jnp.maximum(memory.drift, BOUND)
+        last = drift * pace ** (self.num_windows - made)
+        return (made >= _PATIENCE) & jnp.isfinite(drift) & (drift > BOUND) & (last > BOUND)
 
     def _info(self, cloud, judged: _Judged, rate, gradients: Any = 0) -> Info:
         status = jnp.select(
@@ -231,7 +252,8 @@ class Explore(AbstractExploration):
         Number of transitions in the first window.
     num_windows
         Number of windows, each twice as long as the one before. The stage then ends as
-        ``NOT_AT_REST``.
+        ``NOT_AT_REST``; with fewer than three particles a dimension, it does so from the third
+        window on if the drift falls too slowly.
     least_mobility
         How far the slowest direction must move in a window: 0 for not at all, 1 for anew.
     most_leapfrogs

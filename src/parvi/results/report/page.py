@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from parvi.results.plots.style import MOST
 from parvi.results.report.figures import Picture, pictures
 from parvi.results.report.words import Verdict
-from parvi.results.table import in_digits
+from parvi.results.table import in_digits, parameters_first
 from parvi.run.files import replaced
 from parvi.samplers.default import pfg
 from parvi.status import Status
@@ -24,7 +25,7 @@ _LONG = 14
 _LEGEND = (
     "drift: how far the run's own transitions moved the mean or the variance, in standard errors. "
     "stein_ratio: 1 is right; it is smaller where the particles are too narrow. verdict: ok, or "
-    "what is wrong by more than chance."
+    "what is wrong by more than chance; in doubt: what is wrong is not of one parameter."
 )
 _CLASSES = {True: "good", False: "bad", None: "unknown"}
 
@@ -40,6 +41,8 @@ def write_report(result: Any, path: Any, title: str, names: list[str] | None) ->
 def page(result: Any, title: str, names: list[str] | None) -> str:
     """The HTML of the report."""
     verdict, modes = result.verdict(), result.known_modes()
+    if names is None:
+        names = [str(name) for name in parameters_first(result.summary()).index[:MOST]]
     style, script = (_text(name) for name in ("page.css", "page.js"))
     # Nothing may be loaded, and no other script may run, whatever a name contains.
     policy = (
@@ -114,7 +117,7 @@ def _modes(modes: Any) -> str:
 
 
 def _summary(result: Any) -> str:
-    table = result.summary()
+    table = parameters_first(result.summary())
     # The word that matters most is beside the name, where a phone shows it.
     table = table[sorted(table.columns, key=lambda name: name != "verdict")]
     columns = ["parameter", *table.columns]

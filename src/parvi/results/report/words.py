@@ -106,8 +106,8 @@ def verdict_of(
         return Verdict(
             True,
             "These particles can be taken for a sample of the target near the start: no test found "
-            f"anything wrong, but no modes farther than {sought.most:.2g} standard deviations away "
-            "were looked for.",
+            f"anything wrong, but no modes farther than {_deviations(sought.most)} away were "
+            "looked for.",
             tested,
             (_unseen(sought),),
         )
@@ -126,7 +126,7 @@ def _unseen(sought: Sought | None) -> str:
             "No modes were looked for but those in which particles lie, and no test sees another: "
             "start wide if there may be more."
         )
-    where = f"That is {_rounded(sought.least)} standard deviations from the mean of these particles"
+    where = f"That is {_deviations(sought.least)} from the mean of these particles"
     if sought.most > 1.5 * sought.least:
         where = f"{where} for {sought.name}, and more for others"
     return (
@@ -135,8 +135,9 @@ def _unseen(sought: Sought | None) -> str:
     )
 
 
-def _rounded(number: float) -> str:
-    return f"{number:.2g}" if number < 100 else f"{number:.0f}"
+def _deviations(number: float) -> str:
+    words = f"{number:.2g}" if number < 100 else f"{number:.0f}"
+    return f"{words} standard deviation{'' if words == '1' else 's'}"
 
 
 def _more_particles(shape: tuple[int, int]) -> str:

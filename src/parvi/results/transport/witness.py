@@ -23,6 +23,11 @@ class Witness(NamedTuple):
     share: float
 
     @property
+    def bound(self) -> float:
+        """The difference of one coordinate that is no chance."""
+        return BOUND + _by_chance(len(self.changes))
+
+    @property
     def agrees(self) -> bool:
         """Whether the differences may be chance."""
         return self.excess <= BOUND
@@ -45,6 +50,9 @@ def witnessed(importance: Importance, flat: Float[np.ndarray, "n d"]) -> Witness
         np.abs((own**2).mean(axis=0) - variances) / of_variances,
     )
     changes = np.where(np.isfinite(changes), changes, np.inf)
-    return Witness(
-        float(changes.max() - math.sqrt(2 * math.log(4 * dim))), changes, importance.share
-    )
+    return Witness(float(changes.max() - _by_chance(dim)), changes, importance.share)
+
+
+def _by_chance(dim: int) -> float:
+    """The largest of the errors of d means and d variances, by chance."""
+    return math.sqrt(2 * math.log(4 * dim))
