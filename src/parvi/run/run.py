@@ -31,7 +31,7 @@ from parvi.run.rows import compares, with_rows
 from parvi.run.sharding import gathered, replicate, spread, spread_target
 from parvi.run.trees import as_arrays, as_tree
 from parvi.samplers.apart import Apart
-from parvi.samplers.explore import AbstractExploration
+from parvi.samplers.exploration import AbstractExploration
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
 from parvi.samplers.straighten import AbstractChange
 from parvi.status import Status
