@@ -190,7 +190,7 @@ def test_a_run_goes_on_in_the_new_coordinates_and_shows_its_own():
         # log p(x) + log |dx/dz| is what the run has seen at z.
         values = np.asarray(jax.vmap(hierarchy)(x))
         volumes = np.asarray(run.carry.place.log_densities) - values
-        coupling = run._seen.coupling
+        coupling = run._view.seen.coupling
         np.testing.assert_allclose(volumes, jax.vmap(coupling.log_volume)(z), rtol=1e-7, atol=1e-7)
 
 
