@@ -27,7 +27,8 @@ deps: $(STAMP)
 	$(BIN)/python -m pip check
 
 pytest: $(STAMP)
-	XLA_FLAGS="$(TEST_FLAGS)" $(BIN)/pytest -m "not slow" -n 2 --dist loadgroup
+	XLA_FLAGS="$(TEST_FLAGS)" $(BIN)/pytest -m "not slow" -n 2 --dist loadgroup \
+	  --no-loadscope-reorder
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow -n 2 --dist loadgroup

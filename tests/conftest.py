@@ -40,6 +40,11 @@ SLOW_EXAMPLES = (
 )
 
 
+# Whole runs of the default, of which one test is a large part of what is left at the end: they come
+# first, so that both processes end together. The scheduler would begin with files of many tests.
+LONG = ("test_readme.py", "test_command_line.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """The tests of one file run in one process, where they share fixtures and programs.
@@ -59,6 +64,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
         if item.name in SLOW_EXAMPLES:
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish():

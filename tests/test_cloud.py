@@ -10,6 +10,7 @@ import parvi.cloud
 import parvi.run.run
 from parvi.cloud import Cloud, View
 from parvi.geometry.frame import DenseFrame, InFrame
+from parvi.kept import forget
 from parvi.samplers.bend import Bend
 from parvi.targets.zoo import banana, rotated_gaussian, student_t
 
@@ -31,9 +32,9 @@ def small(monkeypatch):
     """Blocks of about 60 particles; from 200 on they are many, and scores need not be held."""
     monkeypatch.setattr(parvi.cloud, "BLOCK", 60)
     monkeypatch.setattr(parvi.run.run, "_LARGE", 200 * DIM * 4)
-    jax.clear_caches()
+    forget()
     yield
-    jax.clear_caches()
+    forget()
 
 
 def second_moments(block, weights):

@@ -20,14 +20,14 @@ def density():
 
 
 def particles(num):
-    return jnp.asarray(np.random.default_rng(1).normal(size=(num, DIM)), jnp.float32)
+    return jnp.asarray(np.random.default_rng(1).normal(size=(num, DIM)).astype(np.float32))
 
 
 # 1000 has a divisor near the number of blocks, 997 is a prime.
 @pytest.mark.parametrize("num", [1000, 997])
 def test_blocks_give_the_same_numbers(num, monkeypatch):
     x = particles(num)
-    wanted = jax.vmap(jax.value_and_grad(density()))(x)
+    wanted = jax.jit(jax.vmap(jax.value_and_grad(density())))(x)
     monkeypatch.setattr(evaluation, "_CPU_BYTES", 100 * ROWS * 4)
     assert num_blocks(num, ROWS, 4) >= 10
     values, scores = jax.jit(lambda x: values_and_scores(density(), x))(x)

@@ -32,7 +32,7 @@ from parvi.run.start import keys_of, started
 from parvi.run.surroundings import check_surroundings, plain_settings, surrounded
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
-from parvi.samplers.explore import Changed, Explored
+from parvi.samplers.exploration import Changed, Explored
 from parvi.samplers.path import Passes
 from parvi.samplers.scout import Sighted
 from parvi.samplers.sequence import Sequence

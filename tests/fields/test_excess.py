@@ -33,9 +33,14 @@ def test_against_a_sum_over_the_particles():
     x, s = rng.normal(size=(40, 3)), rng.normal(size=(40, 3))
     with jax.enable_x64(True):
         functions = RandomFeatures(5)
-        frozen = functions.informed(jax.random.key(0), jnp.asarray(x), jnp.asarray(s))
-        cloud = Cloud(jnp.asarray(x), jnp.asarray(s), jnp.zeros(40), jnp.sum)
-        ours = stein_excess(functions, frozen, cloud, 1e-2)
+
+        @jax.jit
+        def found(key, x, s):
+            frozen = functions.informed(key, x, s)
+            cloud = Cloud(x, s, jnp.zeros(40), jnp.sum)
+            return frozen, stein_excess(functions, frozen, cloud, 1e-2)
+
+        frozen, ours = found(jax.random.key(0), x, s)
         expected = by_hand(functions, [np.asarray(a) for a in frozen], x, s, 1e-2)
         np.testing.assert_allclose(ours, expected, rtol=1e-9)
 

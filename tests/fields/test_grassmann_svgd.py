@@ -27,7 +27,7 @@ def standard(x):
 
 def make_cloud(num, dim, dtype=np.float64, log_density=banana):
     particles = np.random.default_rng(0).normal(size=(num, dim))
-    return Cloud.at(log_density, jnp.asarray(particles, dtype))
+    return eqx.filter_jit(Cloud.at)(log_density, jnp.asarray(particles, dtype))
 
 
 @eqx.filter_jit
@@ -50,7 +50,7 @@ def test_a_full_projector_is_svgd_in_any_rotation():
         rotation = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
         memory = memory._replace(projectors=jnp.asarray(rotation)[None])
         fit, _ = refit(field, jax.random.key(0), cloud, memory)
-        svgd, _ = SVGD().fit(jax.random.key(0), cloud, ())
+        svgd, _ = eqx.filter_jit(SVGD().fit)(jax.random.key(0), cloud, ())
         # The median is searched to 1e-4 of its rank, and rounding may end the search elsewhere:
         # none was seen. Else the rounding of a rotation, on numbers of order 100.
         np.testing.assert_allclose(fit.values, svgd.values, atol=1e-10)

@@ -31,7 +31,9 @@ def mapped_density(y):
 
 
 def cloud_of(density=log_density, num=9):
-    return Cloud.at(density, jnp.asarray(np.random.default_rng(1).normal(size=(num, 3))))
+    return eqx.filter_jit(Cloud.at)(
+        density, jnp.asarray(np.random.default_rng(1).normal(size=(num, 3)))
+    )
 
 
 @eqx.filter_jit
@@ -75,7 +77,7 @@ def test_one_anchor_is_the_shared_preconditioner_of_that_point():
     mixture = fit(
         parvi.fields.MatrixSVGD(parvi.fields.PreconditionerMixture(anchors=anchor)), cloud
     )
-    hessian = -np.asarray(jax.hessian(log_density)(jnp.asarray(anchor[0])))
+    hessian = -np.asarray(jax.jit(jax.hessian(log_density))(anchor[0]))
 
     def quadratic(x):
         return -0.5 * x @ hessian @ x
@@ -95,7 +97,7 @@ def by_forward_mode(velocity, cloud):
 def test_mixture_by_its_definition():
     """E_y[K(x, y) s(y) + K(x, y) grad_y] with K written down and differentiated by JAX."""
     cloud, h = cloud_of(num=5), 1.7
-    precisions = -jax.vmap(jax.hessian(log_density))(cloud.particles)
+    precisions = -np.asarray(jax.jit(jax.vmap(jax.hessian(log_density)))(cloud.particles))
 
     def weights(x):
         away = x - cloud.particles
@@ -168,9 +170,13 @@ def test_affine_equivariance(matrix_kernel):
 
 def test_unit_mean():
     particles = cloud_of().particles
-    kernel = parvi.fields.UnitMean(parvi.kernels.IMQ()).adapted(particles, None)
-    pairs = jax.vmap(lambda x: jax.vmap(lambda y: kernel(x, y))(particles))(particles)
-    np.testing.assert_allclose(jnp.mean(pairs), 1.0, rtol=1e-12)
+
+    @jax.jit
+    def pairs(particles):
+        kernel = parvi.fields.UnitMean(parvi.kernels.IMQ()).adapted(particles, None)
+        return jax.vmap(lambda x: jax.vmap(lambda y: kernel(x, y))(particles))(particles)
+
+    np.testing.assert_allclose(np.mean(pairs(particles)), 1.0, rtol=1e-12)
 
 
 def test_unit_mean_of_a_part_of_the_particles():

@@ -24,7 +24,7 @@ def banana(x):
 
 def make_cloud(num, dim, dtype=np.float64, seed=0, log_density=banana):
     particles = np.random.default_rng(seed).normal(size=(num, dim))
-    return Cloud.at(log_density, jnp.asarray(particles, dtype))
+    return eqx.filter_jit(Cloud.at)(log_density, jnp.asarray(particles, dtype))
 
 
 @eqx.filter_jit
@@ -48,7 +48,7 @@ def test_equals_svgd_in_one_dimension(basis):
     with jax.enable_x64(True):
         cloud = make_cloud(30, 1)
         sliced, memory = fitted(SlicedSVGD(basis=jnp.asarray(basis)), cloud, num_fits=3)
-        svgd, _ = SVGD().fit(jax.random.key(0), cloud, ())
+        svgd, _ = eqx.filter_jit(SVGD().fit)(jax.random.key(0), cloud, ())
         # SVGD takes squared distances from a matrix product, which loses a few digits of the
         # small ones: 1e-12 of numbers of order 10.
         np.testing.assert_allclose(sliced.values, svgd.values, atol=1e-11)

@@ -25,7 +25,9 @@ def log_density(x):
 
 
 def cloud_of(num, density=log_density):
-    return Cloud.at(density, jnp.asarray(np.random.default_rng(1).normal(size=(num, 3))))
+    return eqx.filter_jit(Cloud.at)(
+        density, jnp.asarray(np.random.default_rng(1).normal(size=(num, 3)))
+    )
 
 
 @eqx.filter_jit
@@ -40,7 +42,7 @@ def fit(field, cloud):
 )
 def test_one_particle_is_newton(system, kernel):
     cloud = cloud_of(1)
-    hessian = jax.hessian(log_density)(cloud.particles[0])
+    hessian = jax.jit(jax.hessian(log_density))(cloud.particles[0])
     expected = -np.linalg.solve(hessian, cloud.scores[0])
     got = fit(parvi.fields.SVN(system, kernel), cloud).values[0]
     # One 3 x 3 system solved in two ways: rounding times its condition, 10.
@@ -82,8 +84,8 @@ def by_forward_mode(velocity, cloud):
 def test_blocks_by_their_definition():
     """h(x, x)^-1 phi(x) in the original coordinates, kernel and gradients by JAX."""
     cloud = cloud_of(7)
-    curvatures = -jax.vmap(jax.hessian(log_density))(cloud.particles)
-    metric = jnp.mean(curvatures, axis=0)
+    curvatures = -np.asarray(jax.jit(jax.vmap(jax.hessian(log_density)))(cloud.particles))
+    metric = curvatures.mean(axis=0)
 
     def kernel(y, x):
         return jnp.exp(-(y - x) @ metric @ (y - x) / (2 * 3))

@@ -139,7 +139,7 @@ def agree(one, other, dim):
     """Log densities up to a constant and scores, at points as far out as starts are."""
     points = np.random.default_rng(1).uniform(-2, 2, size=(20, dim))
     with jax.enable_x64(True):
-        found = [jax.vmap(jax.value_and_grad(each))(points) for each in (one, other)]
+        found = [jax.jit(jax.vmap(jax.value_and_grad(each)))(points) for each in (one, other)]
     (values, scores), (others, other_scores) = jax.tree_util.tree_map(np.asarray, found)
     differences = values - others
     # Sums of a hundred terms of size up to 1e4 in float64: rounding is about 1e-12 of their sum.

@@ -1,6 +1,7 @@
 """What PyMC models may hold: mini-batches, missing data, shared data, and what is refused."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pymc as pm
 import pytest
@@ -31,16 +32,20 @@ def test_a_minibatch_is_a_mini_batch():
     assert target.layout.paths == ("beta", "sd")
     point = np.array([0.5, 1.0, 0.3])
     with jax.enable_x64(True):
-        expected = whole.full()(point)
-        # 40 rows are taken in pieces of 7, the last of which is filled up.
-        assert abs(target.full()(point) - expected) < 1e-9
-        slope = jax.grad(target.full())(point) - jax.grad(whole.full())(point)
-        assert np.abs(slope).max() < 1e-9
-        each, rest = target.log_likelihood(point, np.arange(40)), target.log_prior(point)
-        assert each.shape == (40,)
-        key = jax.random.key(3)
-        rows = np.asarray(target.drawn(key, 7))
-        assert abs(target.at(key)(point) - rest - 40 / 7 * each[rows].sum()) < 1e-9
+
+        @jax.jit
+        def parts(x, key):
+            both = [jax.value_and_grad(each.full())(x) for each in (target, whole)]
+            each = target.log_likelihood(x, jnp.arange(40))
+            return both, each, target.drawn(key, 7), target.log_prior(x), target.at(key)(x)
+
+        found = jax.tree.map(np.asarray, parts(point, jax.random.key(3)))
+    ((full, slope), (expected, whole_slope)), each, rows, rest, step = found
+    # 40 rows are taken in pieces of 7, the last of which is filled up.
+    assert abs(full - expected) < 1e-9
+    assert np.abs(slope - whole_slope).max() < 1e-9
+    assert each.shape == (40,)
+    assert abs(step - rest - 40 / 7 * each[rows].sum()) < 1e-9
 
 
 def test_missing_data_are_parameters_and_shared_data_are_those_of_the_moment():

@@ -23,12 +23,15 @@ pytest.importorskip("matplotlib")
 NAME = "<script>alert('x')</script>"
 
 
+# One function, so that all runs and checks share their programs.
+TARGET = parvi.Target(
+    lambda p: -0.5 * jnp.sum((p[NAME] - 1) ** 2) - 0.5 * (p["scale"] - 2) ** 2,
+    like={NAME: np.zeros(2, np.float32), "scale": np.float32(1)},
+)
+
+
 def made(**settings):
-    target = parvi.Target(
-        lambda p: -0.5 * jnp.sum((p[NAME] - 1) ** 2) - 0.5 * (p["scale"] - 2) ** 2,
-        like={NAME: np.zeros(2, np.float32), "scale": np.float32(1)},
-    )
-    return parvi.sample(target, num_particles=64, **settings)
+    return parvi.sample(TARGET, num_particles=64, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +47,11 @@ def bad():
 @pytest.fixture(scope="module")
 def page(good, tmp_path_factory):
     return good.report(tmp_path_factory.mktemp("report") / "report.html", title="A & B")
+
+
+@pytest.fixture(scope="module")
+def bad_page(bad, tmp_path_factory):
+    return bad.report(tmp_path_factory.mktemp("bad") / "bad.html")
 
 
 class Tags(html.parser.HTMLParser):
@@ -73,19 +81,18 @@ def test_names_are_text_and_nothing_is_fetched(page):
     assert not re.search(r"https?://", page.read_text())
 
 
-def test_the_verdict_comes_first(page, bad, tmp_path):
+def test_the_verdict_comes_first(page, bad_page):
     words = [word for word in parsed(page).words if word]
     first = words.index("A & B", words.index("A & B") + 1)
     assert words[first + 1].startswith("These particles can be taken for a sample")
-    other = bad.report(tmp_path / "bad.html")
-    words = [word for word in parsed(other).words if word]
+    words = [word for word in parsed(bad_page).words if word]
     first = words.index("parvi report", words.index("parvi report") + 1)
     assert words[first + 1].startswith("Do not take these particles for a sample")
 
 
-def test_how_to_reproduce_names_what_was_asked_for(page, bad, tmp_path):
+def test_how_to_reproduce_names_what_was_asked_for(page, bad_page):
     assert "parvi.sample(target, init, key=0)" in page.read_text()
-    text = bad.report(tmp_path / "bad.html").read_text()
+    text = bad_page.read_text()
     assert "parvi.sample(target, init, sampler=sampler, key=0, num_steps=3)" in text
 
 
@@ -281,17 +288,16 @@ def test_predictions(good):
 
 
 @pytest.mark.slow
-def test_in_a_browser(page, bad, tmp_path):
+def test_in_a_browser(page, bad_page):
     """No error, no request, sorting and filtering work, and axe finds nothing."""
     playwright = pytest.importorskip("playwright.sync_api")
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("Chromium is not installed.")
-    other = pathlib.Path(bad.report(tmp_path / "bad.html"))
     with playwright.sync_playwright() as library:
         browser = library.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for path in (page, other):
+        for path in (page, pathlib.Path(bad_page)):
             for width, theme in ((390, "dark"), (1200, "light")):
                 look(browser, axe, path, width, theme)
         browser.close()

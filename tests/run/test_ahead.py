@@ -35,7 +35,8 @@ def funnel(x):
             funnel,
             [
                 *("affine", "scout", "bend", "fly", "verify"),
-                *("affine straight", "bend", "fly", "explore", "gather", "polish", "compare"),
+                *("affine straight", "bend", "fly", "explore", "gather", "polish"),
+                "compare straight",
             ],
         ),
     ],

@@ -10,6 +10,7 @@ import parvi.cloud
 import parvi.run.run
 import parvi.status
 from parvi.cloud import Cloud
+from parvi.kept import forget
 from parvi.run.run import Run
 from parvi.samplers.apart import Apart
 from parvi.samplers.explore import Explore
@@ -26,9 +27,9 @@ BOTH = Sequence(
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(parvi.cloud, "BLOCK", 250)
-    jax.clear_caches()
+    forget()
     yield
-    jax.clear_caches()
+    forget()
 
 
 def narrow(exact):

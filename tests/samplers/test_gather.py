@@ -10,6 +10,7 @@ from parvi.geometry.frame import DenseFrame
 from parvi.interface import AbstractSampler, Info
 from parvi.samplers.explore import Explore
 from parvi.samplers.gather import Compare, Gather, _summed_up
+from parvi.samplers.sequence import After
 from parvi.targets import zoo
 
 NUM = 256
@@ -77,6 +78,28 @@ def test_what_has_other_moments_does_not_pass(exact, wrong, ends):
         result = parvi.sample(exact.target, first.particles, sampler=sampler)
     assert result.status.name == ends
     np.testing.assert_array_equal(result.particles, particles)
+
+
+@pytest.mark.slow
+def test_what_does_not_pass_can_be_explored_from_there(exact):
+    """Particles that a stage has widened by a half come to rest, and are gathered once more."""
+    truth = exact.draw(np.random.default_rng(1), 100_000)
+    first = draws(exact)
+    centre, lost = truth.mean(axis=0), parvi.Status.NOT_AT_REST
+    sampler = parvi.Sequence(
+        parvi.Stage("gather", Gather()),
+        parvi.Stage("jump", _Jump(centre + 1.5 * (first - centre))),
+        parvi.Stage("compare", Compare()),
+        parvi.Stage("explore", Explore(), when=After("compare", lost)),
+        parvi.Stage("gather again", Gather(), when=After("explore", parvi.Status.CONVERGED)),
+    )
+    result = parvi.sample(exact.target, first, sampler=sampler)
+    assert result.status == parvi.Status.CONVERGED
+    stages = list(dict.fromkeys(result.history["stage"].tolist()))
+    assert stages == ["gather", "jump", "compare", "explore", "gather again"]
+    # Five standard errors of the standard deviations of as many independent draws.
+    ratios = result.particles.std(axis=0) / truth.std(axis=0)
+    np.testing.assert_allclose(ratios, 1, atol=5 / (2 * len(first)) ** 0.5)
 
 
 class _Jump(AbstractSampler):

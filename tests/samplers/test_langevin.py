@@ -173,10 +173,11 @@ def test_one_particle_and_duplicates_stay_finite(ready, num):
 def test_the_gradients_of_a_measured_step_are_counted():
     sampler = Langevin(CurvatureStep(burn_in=1))
     cloud = Cloud.at(lambda x: -0.5 * jnp.sum(x**2), jnp.asarray(starts(5, 2)))
-    memory = sampler.init(jax.random.key(0), cloud)
+    memory = eqx.filter_jit(sampler.init)(jax.random.key(0), cloud)
+    compiled = eqx.filter_jit(step)
     # The run's own five; at first one Hessian-vector product for each, of two gradients, too.
     for number, expected in enumerate([15, 5]):
-        cloud, memory, info, _ = step(jax.random.key(number), cloud, memory, sampler)
+        cloud, memory, info, _ = compiled(jax.random.key(number), cloud, memory, sampler)
         assert info.gradients == expected
 
 

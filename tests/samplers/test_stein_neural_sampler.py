@@ -61,7 +61,8 @@ def test_particles_and_new_draws_have_the_moments_of_a_gaussian():
 def test_starts_at_the_initial_particles():
     start = 5 + 3 * jax.random.normal(jax.random.key(0), (20, 3))
     sampler = parvi.stein_neural_sampler()
-    memory = sampler.init(jax.random.key(1), Cloud.at(lambda x: -jnp.sum(x**2), start))
+    cloud = eqx.filter_jit(Cloud.at)(lambda x: -jnp.sum(x**2), start)
+    memory = eqx.filter_jit(sampler.init)(jax.random.key(1), cloud)
     network = AffineNetwork(32)
     pushed = network.values(Parameters((), memory.generator), memory.noise)
     # Whitened and back: float32 rounding of numbers near 5.

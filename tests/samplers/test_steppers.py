@@ -2,6 +2,7 @@
 
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +31,13 @@ def linear(preconditioner=None):
 
 
 def fitted(particles, field):
-    cloud = Cloud.at(log_density, jnp.asarray(particles))
-    fit, _ = field.fit(jax.random.key(0), cloud, field.init(jax.random.key(0), cloud.particles))
+    return _fitted(jnp.asarray(particles), field)
+
+
+@eqx.filter_jit
+def _fitted(particles, field):
+    cloud = Cloud.at(log_density, particles)
+    fit, _ = field.fit(jax.random.key(0), cloud, field.init(jax.random.key(0), particles))
     return cloud, fit
 
 

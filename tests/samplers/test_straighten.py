@@ -43,11 +43,14 @@ def exact_draws(num=NUM, seed=0):
     return np.column_stack([mu, grid[rows], theta])
 
 
+slopes_of = jax.jit(jax.vmap(jax.grad(hierarchy)))
+
+
 @pytest.fixture(scope="module")
 def draws():
     x = exact_draws()
     with jax.enable_x64(True):
-        scores = np.asarray(jax.vmap(jax.grad(hierarchy))(x))
+        scores = np.asarray(slopes_of(x))
     return x, scores
 
 
@@ -83,7 +86,7 @@ def test_the_scale_is_found_as_the_one_that_the_others_follow(draws):
         # Fresh draws, which the fit has not seen. A Gaussian has 0, and 512 draws of one in ten
         # dimensions less than 0.3 (the noise of two log determinants is d sqrt(2 / n) at most).
         fresh = exact_draws(seed=1)
-        slopes = np.asarray(jax.vmap(jax.grad(hierarchy))(fresh))
+        slopes = np.asarray(slopes_of(fresh))
         assert bentness(fresh, slopes) > 2.0
         assert abs(bentness(*seen(coupling, fresh, slopes))) < 0.5
 
@@ -140,9 +143,11 @@ def test_means_stay_where_they_are_in_a_neck_beyond_the_particles(seed):
     x = walk_given(np.column_stack([inner, outer]), rng)
     beyond = walk_given(np.column_stack([inner[:64], np.full(64, edge - 1.5)]), rng)
     with jax.enable_x64(True):
-        scores = np.asarray(jax.vmap(jax.grad(walk))(x))
-        coupling = jax.tree.map(jnp.asarray, fitted(x, scores, [1, 0]))
-        z, there = (np.asarray(jax.vmap(coupling.enter)(rows))[:, 2:] for rows in (x, beyond))
+        scores = np.asarray(jax.jit(jax.vmap(jax.grad(walk)))(x))
+        coupling = fitted(x, scores, [1, 0])
+        both = np.concatenate([x, beyond])
+        inside = jax.jit(lambda coupling, rows: jax.vmap(coupling.enter)(rows))(coupling, both)
+    z, there = np.split(np.asarray(inside)[:, 2:], [NUM])
     off = np.linalg.solve(np.linalg.cholesky(np.cov(z.T)), (there - z.mean(axis=0)).T)
     assert np.abs(off.mean(axis=1)).max() < 5.0
 
@@ -190,7 +195,7 @@ def test_a_run_goes_on_in_the_new_coordinates_and_shows_its_own():
         # log p(x) + log |dx/dz| is what the run has seen at z.
         values = np.asarray(jax.vmap(hierarchy)(x))
         volumes = np.asarray(run.carry.place.log_densities) - values
-        coupling = run._seen.coupling
+        coupling = run._view.seen.coupling
         np.testing.assert_allclose(volumes, jax.vmap(coupling.log_volume)(z), rtol=1e-7, atol=1e-7)
 
 

@@ -87,13 +87,19 @@ def test_zero_sums_keep_lengths():
     constraint = further.ZeroSum()
     u = draw(constraint, (2, 5))
     with jax.enable_x64(True):
-        x = constraint.constrain(jnp.asarray(u))
-        np.testing.assert_allclose(x.sum(axis=-1), 0, atol=1e-12)
-        np.testing.assert_allclose(jnp.sum(x**2), np.sum(u**2), rtol=1e-12)
-        np.testing.assert_allclose(constraint.unconstrain(x), u, atol=1e-12)
-        assert np.isnan(constraint.unconstrain(x + 1)).all()
-        expected = volume(constraint.constrain, jnp.asarray(u))
-        np.testing.assert_allclose(constraint.log_jacobian(jnp.asarray(u)), expected, atol=1e-12)
+
+        @jax.jit
+        def found(u):
+            x = constraint.constrain(u)
+            back, off = constraint.unconstrain(x), constraint.unconstrain(x + 1)
+            return x, back, off, gram(constraint.constrain, u), constraint.log_jacobian(u)
+
+        x, back, off, stretch, log_jacobian = map(np.asarray, found(u))
+    np.testing.assert_allclose(x.sum(axis=-1), 0, atol=1e-12)
+    np.testing.assert_allclose(np.sum(x**2), np.sum(u**2), rtol=1e-12)
+    np.testing.assert_allclose(back, u, atol=1e-12)
+    assert np.isnan(off).all()
+    np.testing.assert_allclose(log_jacobian, volume(stretch), atol=1e-12)
 
 
 def test_correlations_far_out_keep_their_density():
@@ -110,10 +116,15 @@ def test_correlations_far_out_keep_their_density():
     np.testing.assert_allclose(expected, slopes[0] + 1.5 * slopes[1] + slopes[2], rtol=1e-9)
 
 
-def volume(function, u):
-    """The log of how much a map to more numbers stretches volumes, by automatic differentiation."""
+def gram(function, u):
+    """J^T J of a map to more numbers, by automatic differentiation."""
     jacobian = jax.jacfwd(lambda v: function(v.reshape(u.shape)).reshape(-1))(u.reshape(-1))
-    return 0.5 * np.linalg.slogdet(jacobian.T @ jacobian)[1]
+    return jacobian.T @ jacobian
+
+
+def volume(stretch):
+    """The log of how much a map with this J^T J stretches volumes."""
+    return 0.5 * np.linalg.slogdet(stretch)[1]
 
 
 @pytest.mark.parametrize(
@@ -122,15 +133,15 @@ def volume(function, u):
 def test_jacobians_of_directions(constraint, shape):
     """The length is a further parameter with the density r^(k - 1) exp(-r^2 / 2)."""
     with jax.enable_x64(True):
-        u = jnp.asarray(draw(constraint, shape))
+        u = draw(constraint, shape)
 
         def whole(v):
             return jnp.append(constraint.constrain(v), jnp.linalg.norm(v))
 
-        length = jnp.linalg.norm(u)
-        chi = (u.size - 1) * jnp.log(length) - 0.5 * length**2
-        found = constraint.log_jacobian(u)
-        np.testing.assert_allclose(found, chi + volume(whole, u), atol=1e-12)
+        length = np.linalg.norm(u)
+        chi = (u.size - 1) * np.log(length) - 0.5 * length**2
+        found, stretch = jax.jit(lambda u: (constraint.log_jacobian(u), gram(whole, u)))(u)
+        np.testing.assert_allclose(found, chi + volume(np.asarray(stretch)), atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +151,16 @@ def test_directions(constraint, shape):
     """Normal numbers have uniform directions, so a flat density is the normal one."""
     free = constraint.unconstrained_shape(shape)
     u = jnp.asarray(np.random.default_rng(0).normal(size=(4000, *free)))
-    x = np.asarray(jax.vmap(constraint.constrain)(u))
+    x = np.asarray(jax.jit(jax.vmap(constraint.constrain))(u))
     if shape:
         np.testing.assert_allclose(np.linalg.norm(x, axis=-1), 1, rtol=1e-5)
         np.testing.assert_allclose(x.T @ x / len(x), np.eye(3) / 3, atol=0.03)
     else:
         np.testing.assert_allclose(np.histogram(x, 8, (-np.pi, np.pi))[0] / 4000, 1 / 8, atol=0.03)
-    back = jax.vmap(lambda value: constraint.constrain(constraint.unconstrain(value)))(x)
+    again = jax.vmap(lambda value: constraint.constrain(constraint.unconstrain(value)))
+    back = jax.jit(again)(x)
     np.testing.assert_allclose(back, x, atol=1e-4)
-    slopes = jax.grad(constraint.log_jacobian)(u[0])
+    slopes = jax.jit(jax.grad(constraint.log_jacobian))(u[0])
     np.testing.assert_allclose(slopes, -u[0], rtol=1e-5)
 
 
@@ -165,8 +177,9 @@ def test_constraints_that_do_not_fit():
 
 def test_supports():
     with jax.enable_x64(True):
-        u = {name: jnp.asarray(draw(*case)) * 5 for name, case in CASES.items()}
-        x = {name: np.asarray(CASES[name][0].constrain(u[name])) for name in CASES}
+        u = {name: draw(*case) * 5 for name, case in CASES.items()}
+        each = jax.jit(lambda u: {name: CASES[name][0].constrain(u[name]) for name in CASES})
+        x = jax.tree.map(np.asarray, each(u))
     assert (x["positive"] > 0).all()
     assert ((x["interval"] > -2) & (x["interval"] < 5)).all()
     assert (np.diff(x["ordered"]) > 0).all()

@@ -7,7 +7,7 @@ import numpy as np
 from parvi.geometry.frame import tells_covariance
 from parvi.results.result import Result, Settings
 from parvi.run.run import Run
-from parvi.samplers.explore import Changed, Explored
+from parvi.samplers.exploration import Changed, Explored
 from parvi.samplers.sequence import Sequence
 from parvi.status import NotAtRestWarning, SamplingError, SamplingInterrupted, Status
 

@@ -13,25 +13,21 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import Place
-from parvi.evaluation import evaluate
 from parvi.geometry.frame import tells_covariance
 from parvi.interface import AbstractSampler
 from parvi.run.checkpoint import Saved
 from parvi.run.compile.ahead import Ahead
 from parvi.run.compile.policy import Plan
-from parvi.run.compile.programs import Context, Record, Stepper, begin, memory_like
-from parvi.run.coordinates import Coordinates
+from parvi.run.compile.programs import Stepper, begin, memory_like
 from parvi.run.foresight import Foresight
-from parvi.run.history import Block, with_column
+from parvi.run.history import Block
 from parvi.run.initial import as_key, as_target
 from parvi.run.passage import Passage
-from parvi.run.reading import evaluated, holds, on_device, rows_of
 from parvi.run.rounds import Rounds
 from parvi.run.rows import compares, with_rows
-from parvi.run.sharding import gathered, replicate, spread, spread_target
+from parvi.run.sharding import gathered, spread
 from parvi.run.trees import as_arrays, as_tree
-from parvi.samplers.apart import Apart
-from parvi.samplers.explore import AbstractExploration
+from parvi.run.view import View
 from parvi.samplers.sequence import Sequence, Stage, as_sequence
 from parvi.samplers.straighten import AbstractChange
 from parvi.status import Status
@@ -41,8 +37,6 @@ from parvi.targets.target import AbstractTarget
 # Particles of this many bytes (32 MB) or more are moved in place, and their scores are not held if
 # the sampler does not need them.
 _LARGE = 1 << 25
-# Number of first particles that stages are told.
-_NUM_TOLD = 24
 
 
 class Run:
@@ -52,10 +46,8 @@ class Run:
     ----------
     target, sampler, key
         The arguments of the run; the sampler is a ``Sequence``.
-    rounds
-        The subsets of rows that the run sees one after another; None if it sees the target itself.
-    stage
-        The current stage.
+    beginning
+        Some first particles.
     carry
         The state of the loop.
     status
@@ -97,12 +89,8 @@ class Run:
         self._sharding = sharding
         self._plan = plan
         self._ahead = ahead
-        # Data in NumPy arrays would be copied at every call, so they are moved once.
-        if sharding is None:
-            self.target, self.key = jax.tree_util.tree_map(on_device, (target, key))
-        else:
-            self.target = spread_target(target, sharding.mesh)
-            self.key = replicate(key, sharding.mesh)
+        self._view = View(target, key, place.particles, by_rounds, sharding)
+        self.target, self.key = self._view.target, self._view.key
         self.carry: Any = None
         self.status = Status.RUNNING
         self.compile_seconds = 0.0
@@ -110,14 +98,9 @@ class Run:
         self._stepper: Any = None
         self._compiles = True
         self._passage = Passage()
-        self.rounds: Rounds | None = None
-        self._coordinates = Coordinates(self.target)
-        self._seen = self.target
+        self.beginning = self._view.start
         if by_rounds:
-            self.rounds = Rounds(self.target, self.key, place.particles)
-            self._seen = self.rounds.subset
             place = Place(place.particles, None, None)
-        self.beginning = self._start = self._told(place.particles)
         self._is_large = num * dim * place.particles.dtype.itemsize >= _LARGE
         self._enter(place, 0)
 
@@ -149,6 +132,11 @@ class Run:
         return cls(target, sampler, as_key(key), Place(particles, None, None), sharding, plan)
 
     @property
+    def rounds(self) -> Rounds | None:
+        """The subsets of rows that the run sees one after another; None if it sees all rows."""
+        return self._view.rounds
+
+    @property
     def stage(self) -> Stage:
         """The current stage."""
         return self.sampler.stages[self._number]
@@ -156,7 +144,7 @@ class Run:
     @property
     def particles(self) -> Float[Array, "n d"]:
         """The current particles, flat and unconstrained, in the target's own coordinates."""
-        return self._coordinates.original(self.carry.place.particles)
+        return self._view.original(self.carry.place.particles)
 
     @property
     def memory(self) -> PyTree[Array]:
@@ -217,9 +205,11 @@ class Run:
 
     def state(self) -> Saved:
         """All that is needed to go on with this run in another process, bit for bit."""
-        arrays = as_arrays("carry", self.carry) | as_arrays("start", self._start)
-        more, facts = self._passage.state()
-        arrays |= more
+        arrays = as_arrays("carry", self.carry)
+        facts: dict[str, Any] = {}
+        for more, others in (self._passage.state(), self._view.state()):
+            arrays |= more
+            facts |= others
         facts |= {
             "number": self._number,
             "first": self._first,
@@ -227,11 +217,6 @@ class Run:
             "held": self.carry.place.scores is not None,
             "compile_seconds": self.compile_seconds,
         }
-        more, facts["straight"] = self._coordinates.state()
-        arrays |= more
-        if self.rounds is not None:
-            more, facts["rounds"] = self.rounds.state()
-            arrays |= more
         return Saved(arrays, facts)
 
     def restore(self, saved: Saved) -> None:
@@ -241,18 +226,11 @@ class Run:
         """
         arrays, facts = saved
         place = self.carry.place
-        self._start = as_tree("start", arrays, self._start)
-        if self.rounds is not None:
-            self.rounds.restore(arrays, facts["rounds"])
-            self._seen = self.rounds.subset
-        # Checkpoints of plain samplers from before there were couplings have no such fact.
-        if facts.get("straight"):
-            self._coordinates.restore(arrays, place.particles.shape[1], place.particles.dtype)
-            self._seen = self._coordinates.seen
+        self._view.restore(saved, place.particles)
         reports = self._reports_in(saved)
         self._number, self._first = facts["number"], facts["first"]
-        held = self._read(place, facts["held"])
-        context = self._context(self.stage, reports)
+        held = self._view.read(place, facts["held"])
+        context = self._view.context(self.stage, reports)
         careful = self._is_large or self._sharding is not None
         self.carry = begin(context, self._number, held, self._first, careful)
         self.carry = as_tree("carry", arrays, self.carry)
@@ -269,7 +247,7 @@ class Run:
         for stage in self.sampler.stages:
             if stage.name not in saved.facts["done"] or isinstance(stage.sampler, AbstractChange):
                 continue
-            context = self._context(stage, reports)
+            context = self._view.context(stage, reports)
             unread = self._is_large and context.sampler.asks_means_only
             like = memory_like(context, Place(place.particles, None, None) if unread else place)
             like = jax.eval_shape(stage.sampler.report, like)
@@ -299,7 +277,7 @@ class Run:
             self.compile_seconds += time.perf_counter() - before
             self._compiles = False
         columns = jax.tree_util.tree_map(lambda column: np.asarray(column)[:steps], records)
-        self._passage.add(self.stage.name, self._with_rows(columns))
+        self._passage.add(self.stage.name, self._view.with_rows(columns))
         ended = Status(int(self.carry.status))
         if ended == Status.RUNNING and self._is_staged and self.num_steps >= last:
             ended = Status.MAX_STEPS
@@ -335,26 +313,24 @@ class Run:
         stages = self.sampler.stages
         for number in range(self._number + 1, len(stages)):
             stage = stages[number]
-            if self._is_staged and stage.sampler.compares_densities and not self._is_comparable:
+            comparable = self._view.is_comparable
+            if self._is_staged and stage.sampler.compares_densities and not comparable:
                 continue
             self._wait_for(stage)
-            wanted = stage.when.known(place.particles.shape, self._passage.done)
-            if wanted is None:
-                wanted = bool(holds(stage.when, place, self._seen, self.key))
-            if not wanted:
+            if not self._view.wants(stage, place, self._passage.done):
                 continue
             if isinstance(stage.sampler, AbstractChange):
                 place = self._straightened(stage.name, stage.sampler, place)
                 continue
-            if self._is_futile(stage, place):
+            if self._view.is_futile(stage, place):
                 break
             self._number, self._first = number, first
             if any(stage.name in later.back_to for later in stages):
                 # This is a copy, because the arrays themselves may be donated.
                 self._passage.keep(stage.name, jax.tree_util.tree_map(jnp.copy, place))
-            context = self._context(stage, self.reports)
+            context = self._view.context(stage, self.reports)
             means_only = context.sampler.asks_means_only
-            place = self._read(place, held=not (self._is_large and means_only))
+            place = self._view.read(place, held=not (self._is_large and means_only))
             careful = self._is_large or self._sharding is not None
             self.carry = begin(context, number, place, first, careful)
             self._stepper = Stepper(context, self.carry, self._plan)
@@ -374,17 +350,15 @@ class Run:
         """The place in the coordinates that the stage has found; the stage has run if it did."""
         if self.rounds is not None or self._sharding is not None or self._is_large:
             return place
-        place = self._read(place, held=True)
-        found = self._coordinates.changed(by, place, self._start)
+        place = self._view.read(place, held=True)
+        found = self._view.straighten(by, place)
         if found is None:
             return place
         self._passage.leave(name, Status.CONVERGED, None)
-        place, self._start = found
-        self._seen = self._coordinates.seen
         if self._ahead is not None:
             # What was asked for in the old coordinates is not needed any more.
             self._ahead.drop()
-        return place
+        return found
 
     def _wait_for(self, stage: Stage) -> None:
         if self._ahead is not None:
@@ -394,32 +368,18 @@ class Run:
         """Have later programs compiled: from the first stage on, and again in new coordinates."""
         if self._ahead is None or self._is_large or self.rounds is not None:
             return
-        if self._passage.done and self._seen is self.target:
+        if self._passage.done and self._view.seen is self.target:
             return
         foresight = Foresight(
             self._ahead,
             self.sampler,
-            self._seen,
+            self._view.seen,
             self.key,
             self._plan,
-            self._context,
-            self._is_comparable,
+            self._view.context,
+            self._view.is_comparable,
         )
         foresight.look(self._number, place, self._passage.done, self.reports)
-
-    def _context(self, stage: Stage, reports: dict[str, Any]) -> Context:
-        sampler = stage.sampler.told(self._start, reports)
-        sampler = jax.tree_util.tree_map(on_device, sampler)
-        if self._sharding is not None:
-            sampler = replicate(sampler, self._sharding.mesh)
-        return Context(self.key, sampler, self._seen, self._sharding)
-
-    def _is_futile(self, stage: Stage, place: Place) -> bool:
-        """Whether the stage would test a log density that is known to be wrong."""
-        tests = stage.sampler.sampler if isinstance(stage.sampler, Apart) else stage.sampler
-        if self.rounds is None or not isinstance(tests, AbstractExploration):
-            return False
-        return not self.rounds.is_precise(place.particles)
 
     def _end(self, place: Place, first: int, ended: Status) -> None:
         """End the run, or begin the next round."""
@@ -433,40 +393,7 @@ class Run:
         if status != Status.RUNNING:
             self.status = status
             return
-        self._seen = self.rounds.subset
         self._passage.new_round()
         self._number = -1
-        self._start = self._told(place.particles)
+        self._view.begin(place.particles)
         self._enter(Place(place.particles, None, None), first)
-
-    def _told(self, particles: Float[Array, "n d"]) -> Float[Array, "m d"]:
-        """The particles that stages are told as the start."""
-        num = len(particles)
-        rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
-        return rows_of(particles, rows, self._sharding)
-
-    def _with_rows(self, records: Record) -> Record:
-        """The records with the number of rows in each step, if the target has rows."""
-        if not isinstance(self.target, MiniBatch):
-            return records
-        rows = self.target.batch_size if self.rounds is None else self.rounds.subset.num_rows
-        return with_column(records, "rows", np.full(len(records.accepted), float(rows)))
-
-    @property
-    def _is_comparable(self) -> bool:
-        """Whether stages may compare log densities: not of mini-batches, nor on several processes.
-
-        XLA's collectives between processes on CPUs may overtake each other in such stages.
-        """
-        return self._seen.is_fixed and (self._sharding is None or jax.process_count() == 1)
-
-    def _read(self, place: Place, held: bool) -> Place:
-        """The place with or without its scores."""
-        if not held:
-            return Place(place.particles, None, None)
-        if place.scores is not None:
-            return place
-        if self._seen.is_fixed and self._sharding is None:
-            values, scores = evaluate(self._seen.full(), place.particles)
-            return Place(place.particles, scores, values)
-        return evaluated(self._seen, self.key, place.particles)

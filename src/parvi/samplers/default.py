@@ -24,7 +24,9 @@
    there is more of a tail than the coordinates have seen, and **straighten further** and **explore
    further** follow. **gather** takes from further transitions the particles that sum them up,
    **polish** bends once more, and **compare** asks whether the polished particles still have the
-   moments of all places that were visited; if not, the polish is undone.
+   moments of all places that were visited; if not, the polish is undone. In new coordinates
+   (**compare straight**) a polish mostly finds more of a tail than the visits did, so that
+   **explore polished** goes on from it, and **gather again** ends the run.
 
 More than 8192 particles with more than a million numbers in all neither bend nor fly: as
 independent draws they are exact enough. If they fail the test, **explore some** moves 8192 of them
@@ -140,10 +142,12 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     hill, tempered = Both(bends, Not(After("temper"))), After("temper")
     # What was far from a Gaussian, in its own coordinates or in these, has tails that a few
     # transitions do not reach, so a short test would tell nothing.
-    curved = Either(After("straighten"), After("fly"))
+    straight = After("straighten")
+    curved = Either(straight, After("fly"))
     unsure = Either(After("verify", lost), Both(hill, curved))
     explored = Both(RestsAfter(_EXPLORES), Not(After("gather")))
-    rests = Either(After("gather", Status.CONVERGED), explored)
+    gathered = After("gather", Status.CONVERGED)
+    rests = Either(gathered, explored)
     some, many = After("explore some", Status.CONVERGED), Many()
     bent = Both(hill, Not(many))
     verify = Verify(better_than_draws=True)
@@ -165,8 +169,8 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("temper longer", Temper(num_passes=12), when=After("balance", lost)),
         Stage("balance again", Balance(), when=After("temper longer")),
         Stage("straighten", Straighten(), when=bent),
-        Stage("affine straight", first, when=After("straighten")),
-        Stage("straighten again", Straighten(), when=After("straighten")),
+        Stage("affine straight", first, when=straight),
+        Stage("straighten again", Straighten(), when=straight),
         Stage("affine again", first, when=After("straighten again")),
         Stage("bend", bend, when=bent),
         Stage("fly", Fly(), when=Both(bent, FarFromGaussian())),
@@ -177,14 +181,17 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("explore", Explore(window=16), when=Both(unsure, Not(many))),
         Stage("explore some", Apart(Explore(window=16)), when=Both(unsure, many)),
         Stage("follow", Follow(), when=some),
-        Stage("straighten once more", Straighten(), when=After("straighten")),
+        Stage("straighten once more", Straighten(), when=straight),
         Stage("explore again", Explore(window=16), when=After("straighten once more")),
-        Stage("straighten further", Straighten(least_growth=0.1), when=After("straighten")),
+        Stage("straighten further", Straighten(least_growth=0.1), when=straight),
         Stage("explore further", Explore(window=16), when=After("straighten further")),
         Stage("gather", Gather(), when=Both(explored, Few())),
         Stage("polish", Bend(num_features, fall=0.1, patience=30), when=Both(bends, rests)),
         Stage("polish alone", affine(), when=Both(few, rests)),
-        Stage("compare", Compare(), when=After("gather", Status.CONVERGED), back_to=polished),
+        Stage("compare", Compare(), when=Both(gathered, Not(straight)), back_to=polished),
+        Stage("compare straight", Compare(), when=Both(gathered, straight)),
+        Stage("explore polished", Explore(window=16), when=After("compare straight", lost)),
+        Stage("gather again", Gather(), when=After("explore polished", Status.CONVERGED)),
         Stage("verify again", verify, when=Either(explored, some), back_to=polished),
         max_steps=max_steps,
         for_batches=Sequence(Stage("network", large_network(min(500, max_steps)))),

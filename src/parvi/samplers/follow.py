@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from parvi.cloud import Cloud, LogDensity, Place, chosen
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, required
-from parvi.samplers.explore import Explored
+from parvi.samplers.exploration import Explored
 from parvi.samplers.flight import CAREFUL, Flight, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status

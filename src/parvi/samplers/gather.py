@@ -22,7 +22,7 @@ from parvi.cloud import chosen
 from parvi.geometry.drift import BOUND, Axes, Moments, added, compared, scaled, tails_beyond
 from parvi.geometry.frame import AbstractGaussianFrame
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported, required
-from parvi.samplers.explore import Changed, Explored
+from parvi.samplers.exploration import Changed, Explored
 from parvi.samplers.flight import CAREFUL, Flight, counts, landed, launched
 from parvi.samplers.keys import cheap
 from parvi.status import Status

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from parvi.cloud import BLOCK, Cloud, chosen
 from parvi.geometry.drift import Moments, tails_beyond
 from parvi.interface import AbstractStoppingRule
-from parvi.samplers.explore import AbstractExploration
+from parvi.samplers.exploration import AbstractExploration
 from parvi.samplers.flight import landed
 from parvi.stopping import Never
 
