@@ -4,6 +4,7 @@
 ``results/fronts/`` and writes ``docs/benchmarks/fronts.md``. Both runs start from the same
 particles, which the library's run draws by itself, and take turns. Stan is compared with as many
 calls of BridgeStan from a Python loop; it needs a folder of BridgeStan, named by ``BRIDGESTAN``.
+It takes about five minutes on two cores, and is to be run on a machine without other work.
 """
 
 import json
@@ -125,7 +126,9 @@ def page() -> str:
         "Made by `python -m benchmarks fronts` from the cells in `results/fronts/`: warm runs of",
         "`parvi.sample(model)` with the default sampler and 512 particles, beside the same density",
         "written by hand from the same starts (NumPyro, PyMC), and beside as many gradients by",
-        "BridgeStan from a Python loop (Stan). Ratios are medians over runs that take turns.",
+        "BridgeStan from a Python loop (Stan). Ratios are medians over runs that take turns. They",
+        "have the cost of the adapter and that of the library's own way to compute a density: the",
+        "mixture sums out its labels by enumeration.",
         "",
         "| model | library | seconds | beside | ratio | bar |",
         "|---|---|---|---|---|---|",

@@ -8,6 +8,7 @@ import pytest
 import scipy.special
 
 import parvi
+from parvi.geometry.clumps import separated
 from parvi.results import checks
 from parvi.targets import zoo
 
@@ -112,3 +113,13 @@ def test_a_tail_that_is_missing_shows_as_skew():
     assert np.mean(np.array(exact) < 0.05) < 0.1
     assert np.mean(np.array(exact) < 0.003) < 0.015
     assert np.mean(np.array(cut) < 0.003) > 0.5
+
+
+def test_valleys_between_few_draws_are_no_modes():
+    """Twelve exact draws have a valley in some direction, but the density between them has none."""
+    draws = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
+    result = parvi.sample(lambda x: -0.5 * jnp.sum(x**2), draws, sampler=parvi.svgd(), num_steps=0)
+    assert separated(jnp.asarray(draws), -jnp.asarray(draws))
+    check = result.check()
+    assert check.numbers["clumps"] == 0
+    assert not any("clumps" in finding for finding in check.findings)

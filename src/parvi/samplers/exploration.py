@@ -147,7 +147,7 @@ class AbstractExploration(AbstractSampler):
             start=particles,
             before=nothing,
             after=nothing,
-            drift=jnp.full((), jnp.inf, dtype),
+            drift=jnp.full((), jnp.finfo(dtype).max, dtype),
             changes=jnp.zeros(dim, dtype),
             tails=jnp.full((), jnp.finfo(dtype).min, dtype),
         )
@@ -206,7 +206,7 @@ class AbstractExploration(AbstractSampler):
             start=place.particles,
             before=nothing,
             after=nothing,
-            drift=drift,
+            drift=jnp.minimum(drift, jnp.finfo(drift.dtype).max),
             changes=changes,
         )
         ends = ~rests & ((memory.num_windows >= self.num_windows) | futile)
