@@ -35,6 +35,7 @@ def stages(result):
 # No coordinate of it is followed by the other, so no coupling makes a Gaussian of it. It is one
 # target, so that its tests share their programs.
 TURNED = zoo.banana(turned=0.4)
+ILL_CONDITIONED = zoo.rotated_gaussian(20, 1e4)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +49,11 @@ def banana_run():
         # A worth of 1 is that of independent draws; the funnel's varies from 1 to 3 between keys.
         pytest.param(zoo.funnel(), 0.8, marks=pytest.mark.slow),
         pytest.param(zoo.student_t(), 2.0, marks=pytest.mark.slow),
-        (zoo.rotated_gaussian(20, 1e4), 2.0),
+        (ILL_CONDITIONED, 2.0),
     ],
     ids=["funnel", "Student-t", "ill-conditioned Gaussian"],
 )
+@pytest.mark.xdist_group("banana")
 def test_each_particle_is_worth_several_draws(exact, least):
     result = parvi.sample(exact.target, start(exact.target.layout.dim))
     assert result.status == parvi.Status.CONVERGED
@@ -86,7 +88,7 @@ def test_num_steps_is_a_maximum(banana_run):
     assert few.status == parvi.Status.MAX_STEPS
     for name, column in few.history.items():
         np.testing.assert_array_equal(column, banana_run.history[name][:40])
-    many = parvi.sample(zoo.rotated_gaussian(3, 4.0).target, start(3), num_steps=500)
+    many = parvi.sample(ILL_CONDITIONED.target, start(20), num_steps=500)
     assert many.status == parvi.Status.CONVERGED
     assert many.num_steps < 100
 
