@@ -18,6 +18,7 @@ NAMES = (
     "posteriors",
     "modes",
     "wild",
+    "unseen",
     "gym",
     "maps",
     "estimators",
@@ -25,7 +26,7 @@ NAMES = (
     "fronts",
 )
 # Those that run only the targets that are named.
-SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration", "wild")
+SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration", "wild", "unseen")
 
 
 def main() -> None:
