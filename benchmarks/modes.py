@@ -125,7 +125,7 @@ def _measured(mixture: Mixture, particles: Float[np.ndarray, "n d"]) -> dict:
 
 
 def peer_cell(name: str, seed: int, gradients: float) -> dict:
-    """Adaptive tempered SMC of blackjax, with about as many gradients a particle."""
+    """Adaptive tempered SMC of blackjax, with about as many gradients per particle."""
     import blackjax
     from blackjax.smc import resampling
 

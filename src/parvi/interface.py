@@ -143,7 +143,7 @@ def kl_rate(
 
 
 def default_of(part: Any) -> Any:
-    """A field of a module that has this part as its default, for which None stands too."""
+    """A field of a module whose default is this part; None stands for the default too."""
     return eqx.field(default=part, converter=lambda given: part if given is None else given)
 
 

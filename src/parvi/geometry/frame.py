@@ -235,10 +235,10 @@ def _roots(matrix):
 def frame_for_flights(
     particles: Float[Array, "n d"], scores: Float[Array, "n d"]
 ) -> AbstractGaussianFrame:
-    """A dense frame if there are many particles a dimension, else one of low rank.
+    """A dense frame if there are many particles per dimension, else one of low rank.
 
     A particle that flies in a frame that is fitted to itself does not leave the target quite as it
-    was. With 1.7 particles a dimension, exact draws of a Gaussian had a drift of 8 in a dense
+    was. With 1.7 particles per dimension, exact draws of a Gaussian had a drift of 8 in a dense
     frame, with 2.3 one of 2 to 3, and with three none.
     """
     num, dim = particles.shape

@@ -78,7 +78,7 @@ def inference_data(
 
 
 def _complete(labels: Labels, shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    """A name for every axis of the arrays that have names for some."""
+    """A name for every axis of each array that has names for some of its axes."""
     return {
         name: [axis or f"{name}_dim_{i}" for i, axis in enumerate(axes)]
         for name, axes in labels.dims.items()

@@ -65,7 +65,7 @@ def from_record(arrays: dict[str, np.ndarray], facts: Any, path: Any) -> Finding
             sought = Sought(float(least), float(most), str(name))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} was changed or cut short: what it says of the checks gave "
+            f"{path} was changed or cut short: reading its findings gave "
             f"{type(error).__name__}: {error}."
         ) from error
     return Findings(verdicts, check, modes, sought)

@@ -14,7 +14,7 @@ from parvi.targets.flatten import Labels
 
 _FORMAT = "parvi-result-1"
 _CUSTOM = "custom"
-# How many times its size a file may unpack to.
+# A file may unpack to at most so many times its size.
 _MOST_TIMES = 4
 # What every record holds.
 _FACTS: dict[str, Any] = {
@@ -41,7 +41,7 @@ def write(path: Any, particles: PyTree, arrays: dict[str, np.ndarray], facts: di
 def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray], dict]:
     """Read the particles, the other arrays and the record.
 
-    Whatever is wrong with the file is one ``ValueError`` that names it.
+    Anything that is wrong with the file raises one ``ValueError`` that names it.
     """
     try:
         arrays = _unpacked(path)
@@ -94,7 +94,7 @@ def _check(leaves: list[np.ndarray], arrays: dict[str, np.ndarray], record: dict
     if not leaves or any(leaf.ndim < 1 or not len(leaf) for leaf in leaves):
         raise ValueError("it has no particles")
     if any(leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
-        raise ValueError("its particles are no floating-point numbers")
+        raise ValueError("its particles are not floating-point numbers")
     own = [arrays["log_density"], *(arrays[name] for name in ("flat",) if name in arrays)]
     lengths = {len(leaf) for leaf in [*leaves, *own]}
     if len(lengths) != 1:
@@ -141,7 +141,7 @@ def structure_of(tree: PyTree) -> Any:
 
 
 def rebuilt(structure: Any, leaves: list[np.ndarray], like: PyTree | None) -> PyTree:
-    """The tree of a structure that was described, or of that of another tree."""
+    """The tree with the structure that was described, or with that of ``like``."""
     if like is not None:
         treedef: Any = jax.tree_util.tree_structure(like)
         if treedef.num_leaves != len(leaves):

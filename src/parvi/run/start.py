@@ -87,7 +87,7 @@ def _spread_out(target: AbstractTarget, particles, sampler, keys: Keys):
     """The particles with a spread in every coordinate; very many are taken as they are.
 
     A sequence works in the particles' own frame, in which a coordinate without spread never moves;
-    with fewer than 1.5 particles a dimension its lone descents see to that themselves. In other
+    with fewer than 1.5 particles per dimension its lone descents see to that themselves. In other
     flows a coordinate moves apart if its scores differ; one particle alone is theirs to move.
     Samplers with noise of their own need nothing.
     """

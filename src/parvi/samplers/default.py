@@ -101,7 +101,7 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     It first fits affine maps in closed form, in the particles' own coordinates, then maps that
     bend, along random features that are frozen for a round. If the target is far from Gaussian,
     Hamiltonian transitions and further rounds follow; if it has separated modes, a tempered path
-    with weights. With fewer than 1.5 particles a dimension and more hills than particles, as
+    with weights. With fewer than 1.5 particles per dimension and more hills than particles, as
     networks have, every particle descends alone and makes Hamiltonian transitions on its own hill.
     A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian transitions; one that
     does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never does.
@@ -135,7 +135,7 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     bend, settle = Bend(num_features, patience=30), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
-    # Runs that bend mostly need 5 to 30 affine steps; with two particles a dimension a
+    # Runs that bend mostly need 5 to 30 affine steps; with two particles per dimension a
     # classifier of digits was still not at rest after 2000.
     first = affine(share=0.1, patience=2, endurance=50)
     parted, alone = After("part", lost), Both(few, Not(After("part", lost)))

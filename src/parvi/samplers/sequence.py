@@ -124,7 +124,7 @@ class FarFromGaussian(AbstractCondition):
 
     Its largest eigenvalue is 1 for a Gaussian, 1 to 1.2 for regressions, and 5 to 16 for the banana
     and the funnel. That of n independent draws of a Gaussian is (1 + (d / n)^1/2)^4, because the
-    frame is fitted to the same draws: 3 at about ten draws a dimension, 8.5 at two. What is below
+    frame is fitted to the same draws: 3 at about ten draws per dimension, 8.5 at two. What is below
     that tells nothing.
     """
 

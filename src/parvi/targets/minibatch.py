@@ -28,7 +28,7 @@ class MiniBatch(AbstractTarget):
     - If all rows are cheap enough, or little more than a batch, it uses all of them, in blocks if
       memory demands it. The limit is a count of operations and does not depend on the machine's
       speed.
-    - If they are too dear and there are at least 1.5 particles a dimension, it draws a subset of
+    - If they are too dear and there are at least 1.5 particles per dimension, it draws a subset of
       rows for a round. Their log density is corrected to second order by all rows, and later
       rounds take more rows until the noise that is left is small (``parvi.run.rounds``).
     - If they are too dear and there are fewer particles, as for a large network, it makes 500

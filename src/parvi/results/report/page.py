@@ -90,7 +90,7 @@ def _facts(result: Any) -> str:
     return (
         f"{result.num_particles} particles of {len(result.names)} numbers; {result.status.name} "
         f"after {result.num_steps} steps and {result.num_gradients / result.num_particles:.0f} "
-        f"gradients a particle; {result.timing.seconds:.1f} s, "
+        f"gradients per particle; {result.timing.seconds:.1f} s, "
         f"{result.timing.compile_seconds:.1f} s of them compiling."
     )
 

@@ -2,7 +2,7 @@
 
 Layers that were fitted to one set of points learn its noise. So before every round fresh
 scrambled-Sobol points of N(0, I) are pushed through the map so far, and the next layer is fitted to
-the velocity of PFG there, in closed form. The exact KL on the next fresh points, less that without
+the velocity of PFG there, in closed form. The exact KL on the next fresh points, with and without
 the layer, decides whether it is kept: the map is never worse than its affine part.
 
 ``gaussianised`` goes the other way: the same rounds take particles to N(0, I). It serves where no
@@ -25,7 +25,7 @@ from parvi.geometry.frame import DenseFrame, InFrame
 from parvi.results.transport.chain import Chain, Stack, sobol_normal
 from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted, features
 
-# Fresh points of a round: the larger of this and that many a dimension.
+# Fresh points of a round: at least the first number, and at least the second per dimension.
 _NUM_POINTS, _PER_DIMENSION = 2048, 8
 _NUM_FEATURES, _RIDGE = 128, 0.1
 # Dimensions up to which every axis has features for its tails, the steepness of these, and the

@@ -22,11 +22,11 @@ from parvi.run.surroundings import surrounded
 from parvi.targets.flatten import AbstractLayout, Layout
 from parvi.targets.target import AbstractTarget
 
-# Draws that are weighed at once, and from how many on the optimising compiler pays.
+# Draws that are weighed at once, and the number from which the optimising compiler pays.
 _AT_ONCE, _MANY = 1024, 1 << 16
 # Points whose densities take less time in a program that is compiled without optimisation.
 _FEW = 2048
-# Other maps count nothing for a draw if they are smaller than its own by this in the log: by 5e-5.
+# A map is left out for a draw if its log density is lower than that of the draw's own by this.
 _NOTHING = 10.0
 
 
@@ -46,7 +46,7 @@ class Transport(eqx.Module):
     layout
         From flat and unconstrained points to particles as the user writes them.
     target
-        What draws are weighed by; None after loading.
+        The target by which draws are weighed; None after loading.
     """
 
     maps: tuple[AbstractLayer, ...]
@@ -119,7 +119,7 @@ class Transport(eqx.Module):
     def importance(self, num: int = 16_384, key: Any = 0, target: Any = None) -> Importance:
         """Draws with weights p / q, what they are worth, and the evidence.
 
-        The base has heavier tails than N(0, I), so that tails which the map misses show.
+        The base has heavier tails than N(0, I), so that the draws show tails which the map misses.
 
         Parameters
         ----------
@@ -280,8 +280,9 @@ def _weighed(transport: Transport, log_density, key, part):
 def _log_mixture(transport: Transport, z, x, number):
     """The log density at images x of base points z, each under the map of that number.
 
-    The own base point of an image is known. Of other maps it is sought only where it may count, by
-    their affine parts: from farther away Newton's method rarely finds one, and takes long.
+    An image's own base point is known. Base points under other maps are sought only where the
+    affine parts say that they may count: from farther away Newton's method rarely finds one, and
+    takes long.
     """
     each = list(zip(transport.log_weights, transport.maps, strict=True))
     moved = [layer.moved(z) for _, layer in each]
@@ -293,7 +294,7 @@ def _log_mixture(transport: Transport, z, x, number):
         frame = DenseFrame.of(moved[k][0])
         there = weight + log_heavy(frame.enter(x)) - frame.log_volume
         near = (there > own - _NOTHING) & (number != k)
-        # Where nothing is sought, the middle is, which is found at once.
+        # Elsewhere the middle is sought instead, which is found at once.
         sought = layer.inverse(jnp.where(near[:, None], x, layer(jnp.zeros_like(z[:1]))))
         density = _of(each[k], sought, layer.log_det(sought))
         found.append(jnp.where(near & ~jnp.isnan(density), density, -jnp.inf))
