@@ -256,7 +256,7 @@ def _stein_numbers(log_density, place):
 
 
 def _halves(cloud) -> list[tuple[View, View]]:
-    """Pairs of particles that choose the tests and those that are tested, in the frame of the first.
+    """Pairs of particles: those that choose the tests, and those that are tested in their frame.
 
     Directions that are chosen by the particles that they test find errors in exact draws too: 2.7
     times the expected ones for a bridge of the Lorenz system in 90 dimensions. If half of the
