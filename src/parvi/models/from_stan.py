@@ -126,7 +126,7 @@ class StanModel(AbstractModel):
             try:
                 row[:] = self.stan.param_unconstrain(numbers)
             except RuntimeError:
-                # Outside the support, which is said of the first such particle.
+                # It is outside the support; the message names the first such particle.
                 continue
         return flat
 
