@@ -39,7 +39,7 @@ class Bar:
         self._progress = None
         if sys.stderr.isatty() if wanted is None else wanted:
             self._progress = progress.Progress(
-                # The bar takes what the words leave of the line.
+                # The bar takes the part of the line that the words leave.
                 progress.BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 progress.TextColumn("{task.description}", markup=False),
                 Time(),

@@ -296,7 +296,7 @@ class Run:
         if ended in (Status.CONVERGED, Status.NOT_AT_REST):
             self._enter(self.carry.place, self.num_steps, ended)
         elif self._on_batches and ended == Status.MAX_STEPS:
-            # The steps were as many as they were meant to be, but nothing has tested them.
+            # There were as many steps as were meant, but nothing has tested the particles.
             self.status = Status.NOISY
         else:
             self.status = ended
@@ -347,7 +347,7 @@ class Run:
         self._end(place, first, ended)
 
     def _straightened(self, name: str, by: AbstractChange, place: Place) -> Place:
-        """The place in the coordinates that the stage has found; the stage has run if it did."""
+        """The place in the coordinates that the stage has found; it has run if it found any."""
         if self.rounds is not None or self._sharding is not None or self._is_large:
             return place
         place = self._view.read(place, held=True)
