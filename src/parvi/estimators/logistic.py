@@ -83,8 +83,8 @@ def _log_softmax(outputs: Float[np.ndarray, "n rows k"]) -> Float[np.ndarray, "n
 class BayesianLogisticRegression(AbstractClassifier):
     """Logistic regression whose weights and prior scale are sampled together.
 
-    Inputs are standardised first. Weights have the prior N(0, tau^2), and tau is inferred, where
-    scikit-learn's ``LogisticRegression`` has to be told its ``C``. With more than two classes the
+    Inputs are standardised first. Weights have the prior N(0, tau^2), and tau is inferred, whereas
+    scikit-learn's ``LogisticRegression`` has to be given its ``C``. With more than two classes the
     model is multinomial.
 
     Parameters

@@ -85,7 +85,7 @@ def _sampler(method, size, problem, hidden, steps):
     size = np.float32(size)
     rows = len(problem.targets)
     if method == "SGLD":
-        # The curvature grows with the rows, and SGLD has no metric to divide by it.
+        # The curvature grows with the rows, and SGLD has no metric that would divide by it.
         return exactly(sgld(Falling(size * np.float32(3 / rows), steps)), steps)
     if method == "pSGLD":
         falling = Falling(size / np.float32(rows), steps)

@@ -156,7 +156,7 @@ class NumPyroModel(AbstractModel):
             return {}
         values = {name: jnp.asarray(particles[name]) for name in self.parameters}
         if self.sites.discrete:
-            # Those of the posterior, given the particle and the data.
+            # The discrete sites of the posterior, given the particle and the data.
             draw = Predictive(self.model, values, infer_discrete=True)
             with TRACING:
                 drawn = draw(jax.random.key(0), *self.args, **self.kwargs)

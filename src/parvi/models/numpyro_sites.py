@@ -109,7 +109,7 @@ def inspected(model: Callable, args: tuple, kwargs: dict) -> Sites:
     observed = {
         name: np.asarray(site["value"])
         for name, site in samples.items()
-        # Those of numpyro.factor have no data.
+        # Sites of numpyro.factor have no data.
         if site["is_observed"] and np.size(site["value"]) and not site["infer"].get("is_auxiliary")
     }
     plates = [f.dim for site in samples.values() for f in site["cond_indep_stack"]]

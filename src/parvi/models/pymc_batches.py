@@ -68,7 +68,7 @@ def batch_of(model) -> Batch | None:
     priors = model.logp(vars=[*model.free_RVs, *model.potentials, *others], sum=False)
     if depends_on_batch(priors):
         raise ValueError(
-            "A free variable or a potential depends on pm.Minibatch, so that every step would have "
+            "A free variable or a potential depends on pm.Minibatch, so every step would have "
             "another prior: let only observed variables depend on it."
         )
     if not inner:

@@ -40,7 +40,7 @@ def _refuse(model, has_batch: bool) -> None:
                 "parvi.Model(prior, simulate, log_density)."
             )
     if not model.observed_RVs:
-        raise ValueError("The model has no observed variable, so that there are no data to draw.")
+        raise ValueError("The model has no observed variable, so there are no data to draw.")
 
 
 class _Draws:
@@ -66,7 +66,7 @@ class _Draws:
             if tried >= _LEAST_TRIES and found < _LEAST_SHARE * tried:
                 raise ValueError(
                     f"Of {tried} draws of the prior, {found} are in the support that the model's "
-                    "transforms have, so that it cannot be drawn from: write "
+                    "transforms have, so it cannot be drawn from: write "
                     "parvi.Model(prior, simulate, log_density)."
                 )
         flat = np.concatenate([rows for rows, _ in kept])[:num]

@@ -19,7 +19,7 @@ def groups_of(
     key: Key[Array, ""],
     key_prior: Key[Array, ""],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """What a model knows beside its particles, without the groups that are empty."""
+    """The groups that a model has beside its particles, without empty ones."""
     groups = {
         "log_likelihood": model.log_likelihood(particles, flat),
         "posterior_predictive": model.predict(key, particles, flat),

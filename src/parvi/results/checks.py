@@ -6,7 +6,7 @@ independent draws would show. They cannot see mass that the particles have not r
 missing tail. The second can: Hamiltonian transitions leave the target unchanged, so they must
 leave the means and variances of the particles unchanged.
 
-A clean result is no proof: neither kind sees a mode that no particle has met.
+A clean result is not a proof: neither kind sees a mode that no particle has met.
 """
 
 from typing import Any, NamedTuple

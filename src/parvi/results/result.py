@@ -102,7 +102,7 @@ class Result:
     sought
         How far from the particles the run has looked for modes; None if it has not.
     saved_findings
-        What was known of the particles when the file was written, in a result that was loaded.
+        What was known about the particles when the file was written, in a result that was loaded.
     flat
         The flat and unconstrained particles of a model of another library, whose particles hold
         more than its parameters; None otherwise.
@@ -228,7 +228,7 @@ class Result:
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:
-        """What is known of every parameter; None in a result from a file without it."""
+        """What is known about every parameter; None in a result from a file without it."""
         if self.saved_findings.verdicts is not None or self.target is None:
             return self.saved_findings.verdicts
         with surrounded(self._dtype):
@@ -516,7 +516,7 @@ class Result:
         storage.write(path, self.particles, arrays | more, facts)
 
     def _findings(self) -> kept_findings.Findings:
-        """What is known of the particles without asking the target again."""
+        """What is known about the particles without new evaluations of the target."""
         saved, known = self.saved_findings, self.__dict__
         return kept_findings.Findings(
             known.get("verdicts", saved.verdicts),

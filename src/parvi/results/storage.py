@@ -81,7 +81,8 @@ def _unpacked(path: Any) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(raw) as members:
             size = sum(member.file_size for member in members.infolist())
             packed = max(1, os.fstat(raw.fileno()).st_size)
-        # Results are saved without compression: a file that unpacks to much more is no result.
+        # Results are saved without compression, so a file that unpacks to much more is not a
+        # result.
         if size > _MOST_TIMES * packed + 2**20:
             raise ValueError(f"it would unpack to {size} bytes")
         raw.seek(0)

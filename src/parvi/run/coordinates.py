@@ -53,7 +53,7 @@ class Coordinates:
         )
 
     def state(self) -> tuple[dict[str, np.ndarray], bool]:
-        """What a checkpoint holds of this: arrays, and whether there are any."""
+        """What a checkpoint holds of the coordinates: arrays, and whether there are any."""
         if self._coupling is None:
             return {}, False
         return as_arrays("coupling", self._coupling), True

@@ -168,7 +168,7 @@ class Run:
 
     @property
     def reports(self) -> dict[str, Any]:
-        """What each stage that is over has reported."""
+        """What each finished stage has reported."""
         return self._passage.reports
 
     @property
@@ -241,7 +241,7 @@ class Run:
         self.compile_seconds = facts["compile_seconds"]
 
     def _reports_in(self, saved: Saved) -> dict[str, Any]:
-        """What the stages that were over reported, in the order of the stages."""
+        """What the finished stages reported, in the order of the stages."""
         place = self.carry.place
         reports: dict[str, Any] = {}
         for stage in self.sampler.stages:
@@ -356,7 +356,7 @@ class Run:
             return place
         self._passage.leave(name, Status.CONVERGED, None)
         if self._ahead is not None:
-            # What was asked for in the old coordinates is not needed any more.
+            # Programs that were asked for in the old coordinates are not needed any more.
             self._ahead.drop()
         return found
 

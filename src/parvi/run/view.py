@@ -132,7 +132,7 @@ class View:
         return place
 
     def state(self) -> Saved:
-        """What a checkpoint holds of this."""
+        """What a checkpoint holds of the view."""
         arrays = as_arrays("start", self.start)
         more, straight = self._coordinates.state()
         arrays |= more
@@ -148,6 +148,6 @@ class View:
         self.start = as_tree("start", arrays, self.start)
         if self.rounds is not None:
             self.rounds.restore(arrays, facts["rounds"])
-        # Checkpoints of plain samplers from before there were couplings have no such fact.
+        # Checkpoints of plain samplers from earlier versions have no such fact.
         if facts.get("straight"):
             self._coordinates.restore(arrays, particles.shape[1], particles.dtype)

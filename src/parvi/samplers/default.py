@@ -1,4 +1,4 @@
-"""The default: an affine flow, then one that bends, and a test of what came out.
+"""The default: an affine flow, then a flow that bends, and a test of the particles.
 
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
    few particles to bend, it runs for longer (**affine alone**), unless a few lone descents end on
@@ -140,8 +140,8 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     first = affine(share=0.1, patience=2, endurance=50)
     parted, alone = After("part", lost), Both(few, Not(After("part", lost)))
     hill, tempered = Both(bends, Not(After("temper"))), After("temper")
-    # What was far from a Gaussian, in its own coordinates or in these, has tails that a few
-    # transitions do not reach, so a short test would say nothing.
+    # A target that was far from a Gaussian, in its own coordinates or in these, has tails that a
+    # few transitions do not reach, so a short test would say nothing.
     straight = After("straighten")
     curved = Either(straight, After("fly"))
     unsure = Either(After("verify", lost), Both(hill, curved))

@@ -59,7 +59,7 @@ class Explored(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What a stage that only compares reports: the change of every coordinate, as in Explored."""
+    """The report of a stage that only compares: the change of every coordinate, as in Explored."""
 
     changes: Float[Array, " d"]
 

@@ -69,7 +69,7 @@ class Importance:
     def khat(self) -> float:
         """Shape of the tail of the weights, by Pareto smoothing (Vehtari et al. 2024).
 
-        It is no verdict by itself: weights that hardly differ can have a large one.
+        It is not a verdict by itself: weights that hardly differ can have a large shape.
         """
         # Importing ArviZ takes longer than a thousand draws.
         import arviz as az

@@ -149,7 +149,7 @@ class Transport(eqx.Module):
         """One layer in place of many, for cheaper draws; ``importance`` says what it is worth.
 
         A network of 256 features is fitted to where the map takes points. A ``ValueError`` says so
-        if it comes out worth less than half as much as the map.
+        if it is worth less than half as much as the map.
         """
         from parvi.results.transport.distil import distilled
 

@@ -66,7 +66,8 @@ class Ahead(contextlib.AbstractContextManager):
 
     def _lower(self, lowered, *args) -> list[concurrent.futures.Future]:
         begun = []
-        # Precision belongs to a thread. What fails here fails again, in words, where it is needed.
+        # Precision belongs to a thread. A program that fails here fails again, with a message,
+        # when needed.
         with jax.enable_x64(self._wide), contextlib.suppress(Exception):
             for program in lowered(*args):
                 begun.append(self._compiler.submit(self._compile, program))
