@@ -254,17 +254,16 @@ def _why_torch(scaling, breakdown):
         if step is None or count not in breakdown:
             continue
         row = breakdown[count]
-        text = f"n = {count}, {step:.1f} ms per step of PyTorch over "
-        text += f"{1e3 * row['products']:.2f} ms of products by XLA would be "
-        text += f"{step / (1e3 * row['products']):.0f}x"
+        text = f"{step / (1e3 * row['products']):.0f}x at n = {count} ({step:.1f} ms per step of "
+        text += f"PyTorch over {1e3 * row['products']:.2f} ms of products by XLA"
         if "torch_products" in row:
-            text += f" (PyTorch's own products take {1e3 * row['torch_products']:.2f} ms)"
-        each.append(text)
+            text += f"; PyTorch's own products take {1e3 * row['torch_products']:.2f} ms"
+        each.append(f"{text})")
     return (
-        "**Algorithm 1 against PyTorch.** A step of PyTorch loses the cost of its calls, which is "
-        "about the same at every n. From a hundred particles on, our step is matrix products, in "
-        "five calls of a few microseconds each, and their time differs by a half from one process "
-        "to the next. If our step were nothing but the products, then at "
+        "**Algorithm 1 against PyTorch.** A step of PyTorch loses time by its calls, about the "
+        "same at every n. From a hundred particles on, our step is matrix products, in five calls "
+        "of a few microseconds each, and their time differs by a half from one process to the "
+        "next. If our step were nothing but the products, it would be "
         + "; ".join(each)
         + ". Gradients by hand, one thread, XLA's other schedulers and vector widths, and its "
         "oneDNN, XNNPACK and YNNPACK products were tried, without a gain beyond the noise."

@@ -26,7 +26,8 @@ from parvi.targets.target import AbstractTarget
 _AT_ONCE, _MANY = 1024, 1 << 16
 # Points whose densities take less time in a program that is compiled without optimisation.
 _FEW = 2048
-# A map is left out for a draw if its log density is lower than that of the draw's own by this.
+# A map is left out for a draw if its log density is this much below that of the draw's own map, a
+# factor of 5e-5.
 _NOTHING = 10.0
 
 
