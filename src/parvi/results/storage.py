@@ -74,7 +74,7 @@ def _broken(path: Any, why: str) -> ValueError:
 
 
 def _unpacked(path: Any) -> dict[str, np.ndarray]:
-    """The arrays of the file, none of which may be larger than the file says and memory allows."""
+    """The arrays of the file, none of which may be larger than the file says or memory allows."""
     with open(path, "rb") as raw:
         if not zipfile.is_zipfile(raw):
             raise ValueError("it is no npz file")

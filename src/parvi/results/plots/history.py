@@ -16,7 +16,7 @@ _WORDS = {
 
 
 def history(result: Any, columns: tuple[str, ...] | None = None, axes: Any = None) -> Any:
-    """Draw columns of the history over the steps, with the stages as a coloured ground.
+    """Draw columns of the history over the steps, with the stages as a coloured background.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; black is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-# The same hues, lighter, for a dark ground.
+# The same hues, lighter, for a dark background.
 _LIGHTER = ("#56B4E9", "#FF9A5C", "#35C99A", "#E3A0C6", "#F2C14E", "#B5DDF5", "#F0E442")
 # Parameters that are drawn if none are named.
 MOST = 6
@@ -43,7 +43,7 @@ _INK = {"light": "#222222", "dark": "#DDDDDD"}
 
 @contextlib.contextmanager
 def styled(theme: str = "light") -> Iterator[None]:
-    """Draw in the shared style; ``theme`` is light or dark, both on a transparent ground."""
+    """Draw in the shared style; ``theme`` is light or dark, both on a transparent background."""
     import matplotlib as mpl
     from cycler import cycler
 

@@ -25,7 +25,7 @@ _LONG = 14
 _LEGEND = (
     "drift: how far the run's own transitions moved the mean or the variance, in standard errors. "
     "stein_ratio: 1 is right; it is smaller where the particles are too narrow. verdict: ok, or "
-    "what is wrong by more than chance; in doubt: what is wrong is not of one parameter."
+    "what is wrong by more than chance; in doubt: something is wrong, but not with one parameter."
 )
 _CLASSES = {True: "good", False: "bad", None: "unknown"}
 

@@ -85,7 +85,7 @@ def verdict_of(
             f"Nobody can tell whether these {num} particles are a sample of the target: there are "
             "too few of them.",
             (
-                "No test found anything wrong, but none would see it if so few particles were half "
+                "No test found anything wrong, but none would notice if so few particles were half "
                 "as wide as the target.",
             ),
             (_more_particles(shape),),

@@ -174,6 +174,6 @@ def flown(
     if made < num_sets:
         raise ValueError(
             f"Only {made} of {num_sets} Hamiltonian transitions were accepted by enough "
-            "particles: there is no way from these particles to more of them."
+            "particles, so no more particles can be made from these."
         )
     return np.asarray(run.memory.visits)

@@ -157,7 +157,7 @@ class Transport(eqx.Module):
         if len(self.maps) > 1:
             raise ValueError(
                 f"There are {len(self.maps)} maps, one for every mode, and one network cannot "
-                "stand for them: use this map itself."
+                "replace them: use this map itself."
             )
         with self._ready(key):
             layer = distilled(self.maps[0], self.dim, self.dtype, as_key(key))
@@ -168,7 +168,7 @@ class Transport(eqx.Module):
         before, after = (each.importance(4096, key).share for each in (self, new))
         if not after >= before / 2:
             raise ValueError(
-                f"One network does not hold this map: its draws are worth {after:.2f} of "
+                f"One network cannot represent this map: its draws are worth {after:.2f} of "
                 f"independent ones, and those of the map {before:.2f}. Use the map itself."
             )
         return new
