@@ -148,8 +148,8 @@ def is_writable(folder: Any) -> None:
     """Raise a ``ValueError`` before the run if the folder cannot be written."""
     if jax.process_count() > 1:
         raise ValueError(
-            f"checkpoint= saves runs of one process, and this one has {jax.process_count()}: each has "
-            "only its own particles. Leave checkpoint= out, or save the result of each process."
+            f"checkpoint= saves runs of one process, and this one has {jax.process_count()}: each "
+            "has only its own particles. Leave checkpoint= out, or save each process's result."
         )
     try:
         path = pathlib.Path(folder)

@@ -30,9 +30,9 @@ class Importance:
     log_weights
         log p - log q, not normalised.
     share
-        The effective draws, (sum w)^2 / sum w^2, over all.
+        The number of effective draws, (sum w)^2 / sum w^2, over the number of draws.
     first_share
-        That of the first eighth, from which it must not fall.
+        The share of the first eighth, from which ``share`` must not fall far.
     log_evidence, standard_error
         The log of the density's integral.
     """

@@ -1,10 +1,10 @@
 """Makes the transport map of a run: a streamed one, one from flown particles, or one for each mode.
 
 A streamed map is tried first. Where a coupling straightens the target (``geometry.straightening``),
-it is made in its coordinates, and the coupling is its last layer. If its weighted draws are worth
-little, Hamiltonian transitions make more particles, and the same rounds take these to N(0, I). The
-map that gives held-out particles the higher density is taken. If neither is good, an error says
-that there is no map.
+the map is made in the coupling's coordinates, and the coupling is its last layer. If the map's
+weighted draws are worth little, Hamiltonian transitions make more particles, and the same rounds
+take these to N(0, I). The map that gives held-out particles the higher density is taken. If
+neither is good, an error says that there is no map.
 """
 
 from typing import Any

@@ -75,8 +75,8 @@ class Transport(eqx.Module):
         num
             The number of draws.
         sobol
-            Whether they are images of scrambled-Sobol points: together closer to the map's
-            distribution than independent draws. Not under ``jit``.
+            Whether they are images of scrambled-Sobol points, which together are closer to the
+            map's distribution than independent draws. This does not work under ``jit``.
         """
         with self._ready(key):
             flat = self._drawn_flat(as_key(key), num, sobol)
