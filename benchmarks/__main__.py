@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: those of speed, or the ones named.
+"""``python -m benchmarks`` runs the benchmarks of speed, or the ones that are named.
 
 Names of targets choose among those of ``posteriors`` and ``gym``:
 ``python -m benchmarks posteriors banana``.

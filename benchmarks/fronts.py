@@ -1,12 +1,12 @@
-"""What it costs to bring a model from another library, warm, beside the density written by hand.
+"""The cost of a model of another library, warm, compared with the density written by hand.
 
 ``python -m benchmarks fronts`` runs every cell (model, library) that is not yet in
 ``results/fronts/`` and writes ``docs/benchmarks/fronts.md``. Both runs start from the same
-particles, which the library's run draws by itself, and take turns, and so does a third run of the
-function that the library itself gives for the density: what it takes longer than the density by
-hand is no cost of the adapter. Stan is compared with as many calls of BridgeStan from a Python
-loop; it needs a folder of BridgeStan, named by ``BRIDGESTAN``.
-It takes about five minutes on two cores, and is to be run on a machine without other work.
+particles, which the library's run draws by itself, and take turns. So does a third run, of the
+library's own function for the density: the adapter does not cost what that function takes longer
+than the density by hand. Stan is compared with as many calls of BridgeStan from a Python loop; it
+needs a folder of BridgeStan, named by ``BRIDGESTAN``. It takes about five minutes on two cores. Run
+it on a machine without other work.
 """
 
 import json
@@ -138,7 +138,7 @@ def beside_calls(model: str) -> dict[str, Any]:
 
 
 def _untimed(run: Callable) -> parvi.Result:
-    # The second run compiles what the first one found to be worth it.
+    # The second run compiles what the first one found to be worth compiling.
     run()
     return run()
 
