@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: those of speed, or the ones named.
+"""``python -m benchmarks`` runs the benchmarks of speed, or the ones that are named.
 
 Names of targets choose among those of ``posteriors`` and ``gym``:
 ``python -m benchmarks posteriors banana``.
@@ -18,6 +18,7 @@ NAMES = (
     "posteriors",
     "modes",
     "wild",
+    "unseen",
     "gym",
     "maps",
     "estimators",
@@ -25,7 +26,7 @@ NAMES = (
     "fronts",
 )
 # Those that run only the targets that are named.
-SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration", "wild")
+SELECTIVE = ("posteriors", "gym", "maps", "estimators", "calibration", "wild", "unseen")
 
 
 def main() -> None:

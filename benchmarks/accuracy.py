@@ -1,9 +1,10 @@
 """Time to accuracy on 61-d logistic regression: ours and the peers, with and without compilation.
 
-Ours: seconds of ``parvi.sample`` with its defaults from N(0, I). Chains (NUTS, MCLMC): with as many
-draws as their smallest effective sample size needs to be n. Pathfinder and ADVI: as their users run
-them. Each in a process of its own. Quality: the energy distance of n of the draws, evenly out of
-all, to a long reference over that of as many independent draws (below 1: better than those).
+Ours are the seconds of ``parvi.sample`` with its defaults from N(0, I). Chains (NUTS, MCLMC) make
+as many draws as their smallest effective sample size needs to be n. Pathfinder and ADVI run as
+their users run them. Each method has a process of its own. Quality is the energy distance of n of
+the draws, evenly spaced among all, to a long reference, divided by that of as many independent
+draws (below 1: better than those).
 """
 
 import json
@@ -33,9 +34,9 @@ _CHAINS = {
     "blackjax MCLMC": peers.blackjax_mclmc,
 }
 _OTHERS = {"blackjax pathfinder": peers.blackjax_pathfinder, "NumPyro ADVI": peers.numpyro_advi}
-# Beyond, of the chains only NumPyro's NUTS: each takes minutes.
+# Beyond this, only NumPyro's NUTS stands for the chains: each takes minutes.
 _MANY_ROWS = 10_000
-# A chain that has not its effective draws after so long is given up.
+# A chain that does not have its effective draws after so long is given up.
 _LIMIT = 150.0
 _REFERENCE = 8000
 
@@ -72,7 +73,7 @@ def _measured(name, rows, truth):
 
 
 def child() -> None:
-    """What a process of its own does: method, rows, reference and draws are its arguments."""
+    """What each process does: method, rows, reference and draws are its arguments."""
     name, rows, truth, num_draws = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     target, reference = sonar_shaped(rows), np.load(truth)
     if name == OURS:
@@ -97,7 +98,7 @@ def _ours(target, truth):
 
 
 def _chain(peer, target, truth, num_draws):
-    """As a user would have it who knew the length; not repeated where that was too short."""
+    """Run chains as a user would who knew the length; do not repeat those that were too short."""
     from numpyro.diagnostics import effective_sample_size
 
     run = peer(target, start(NUM), num_draws)

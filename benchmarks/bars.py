@@ -106,7 +106,7 @@ def _sooner(rows, found) -> Verdict:
 
 
 def _fastest_nuts(found, which) -> float:
-    """Of those that were run: the peer to beat is the best of them."""
+    """The fastest of those that were run: the peer to beat is the best of them."""
     return min(row[which] for name, row in found.items() if name.endswith("NUTS"))
 
 
@@ -140,9 +140,10 @@ def main(console: Console) -> None:
     lines = [
         "# Speed, measured",
         "",
-        f"Made by `make bench`, from the figures in `results/bench/`; {_machine()}, float32, after",
-        "compilation, medians, every ratio between two times of one run. Peers: blackjax and",
-        "NumPyro as their users run them, and the paper's Algorithm 1 in plain PyTorch.",
+        f"Made by `make bench`, from the figures in `results/bench/`, on {_machine()}, in float32.",
+        "Times are medians, after compilation, and every ratio is between two times of one run.",
+        "The peers are blackjax and NumPyro as their users run them, and the paper's Algorithm 1",
+        "in plain PyTorch.",
         "",
         "| bar | wanted | measured | |",
         "|---|---|---|---|",
@@ -211,7 +212,7 @@ def main(console: Console) -> None:
 
 
 def _reasons(found):
-    """Of what was missed: where its time goes, from the figures that were measured."""
+    """For each bar that was missed: where the time goes, from the figures that were measured."""
     missed = [verdict.bar for verdict in found if verdict.met is False]
     scaling, breakdown = record.load("scaling"), record.load(BREAKDOWN)
     accuracy, cold = record.load("accuracy"), record.load("cold")
@@ -253,20 +254,19 @@ def _why_torch(scaling, breakdown):
         if step is None or count not in breakdown:
             continue
         row = breakdown[count]
-        text = f"n = {count}: {step:.1f} ms a step of PyTorch over {1e3 * row['products']:.2f} ms "
-        text += f"of products by XLA would be {step / (1e3 * row['products']):.0f}x"
+        text = f"{step / (1e3 * row['products']):.0f}x at n = {count} ({step:.1f} ms per step of "
+        text += f"PyTorch over {1e3 * row['products']:.2f} ms of products by XLA"
         if "torch_products" in row:
-            text += f" (PyTorch's own products take {1e3 * row['torch_products']:.2f} ms)"
-        each.append(text)
+            text += f"; PyTorch's own products take {1e3 * row['torch_products']:.2f} ms"
+        each.append(f"{text})")
     return (
-        "**Algorithm 1 against PyTorch.** What a step of PyTorch loses is the cost of its calls, "
-        "about the same at every n; from a hundred particles on ours is matrix products, at five "
-        "calls of a few microseconds each, and there it differs by a half from one process to the "
-        "next. With nothing but the products, "
+        "**Algorithm 1 against PyTorch.** A step of PyTorch loses time by its calls, about the "
+        "same at every n. From a hundred particles on, our step is matrix products, in five calls "
+        "of a few microseconds each, and their time differs by a half from one process to the "
+        "next. If our step were nothing but the products, it would be "
         + "; ".join(each)
-        + ". Tried, without a gain beyond the noise: "
-        "gradients by hand, one thread, XLA's other schedulers and vector widths, its oneDNN, "
-        "XNNPACK and YNNPACK products."
+        + ". Gradients by hand, one thread, XLA's other schedulers and vector widths, and its "
+        "oneDNN, XNNPACK and YNNPACK products were tried, without a gain beyond the noise."
     )
 
 
@@ -276,7 +276,7 @@ def _why_svgd(scaling, breakdown):
     return (
         f"**A step against other SVGDs, n = 1000.** 200x below blackjax's {peer:.0f} ms is "
         f"{peer / 200:.2f} ms; the scores of 1000 particles alone take {1e3 * row['score']:.2f} "
-        f"ms, the products of the inner steps {1e3 * row['products']:.2f} ms."
+        f"ms, and the products of the inner steps {1e3 * row['products']:.2f} ms."
     )
 
 
@@ -284,8 +284,9 @@ def _why_exponent(scaling):
     rows = scaling["particles"][_OURS]
     slope = np.log10(rows["1000000"]["seconds"] / rows["10000"]["seconds"]) / 2
     return (
-        "**Exponent.** 1000 particles of 61 numbers are in the CPU's cache, a million are not: "
-        f"the work is linear, the time of each number is not (from 10 000 on: {slope:.2f})."
+        "**Exponent.** 1000 particles of 61 numbers fit into the CPU's cache, and a million do "
+        "not: the work is linear in n, but the time per number is not constant (from 10 000 on the "
+        f"exponent is {slope:.2f})."
     )
 
 
@@ -295,8 +296,8 @@ def _why_accuracy(accuracy):
         for rows, row in accuracy.items()
     ]
     return (
-        "**Time to accuracy.** With up to 10 000 rows our seconds are compilation, and those of "
-        "NUTS mostly too. Without it on either side, against the faster NUTS: "
+        "**Time to accuracy.** With up to 10 000 rows our seconds are compilation, and so are most "
+        "of those of NUTS. Without compilation on either side, the ratios to the faster NUTS are: "
         + ", ".join(each)
         + "."
     )

@@ -1,4 +1,4 @@
-"""Measurements in processes of their own: cold, and with a peak memory that is theirs."""
+"""Measurements in processes of their own, which are cold and have a peak memory of their own."""
 
 import json
 import os

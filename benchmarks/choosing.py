@@ -23,7 +23,7 @@ NUM_PARTICLES = 200
 NUM_TRUTH = 4000
 ROOT = pathlib.Path(__file__).parents[1]
 
-# What stands between these lines of docs/choosing.md is made here.
+# The part of docs/choosing.md between these lines is made here.
 BEGIN, END = "<!-- made by python -m benchmarks choosing -->", "<!-- end -->"
 PICTURE = """![the final particles of every sampler on the banana and on the mixture](choosing.png)
 
@@ -53,7 +53,7 @@ def targets() -> dict[str, zoo.Exact]:
 
 
 def evaluations(make, target, result) -> int:
-    """Evaluations of the log density, with whatever derivatives, of a whole run."""
+    """Evaluations of the log density in a whole run, with any derivatives."""
     if not isinstance(make(), parvi.Flow):
         return result.num_gradients
     # Every step of a flow is like the others, and its field may ask for curvature, which the
@@ -148,7 +148,7 @@ def main(console: Console) -> None:
     work = [(s, t) for s in READY for t in exacts if t not in cells.get(s, {})]
     for sampler, name in track(work, "choosing", console=console):
         cells.setdefault(sampler, {})[name] = cell(sampler, exacts[name], truths[name])
-        # Saved as they finish: a run that is stopped goes on where it was.
+        # Cells are saved as they finish, so a run that is stopped resumes where it was.
         store.write_text(json.dumps(cells))
     cells = {name: cells[name] for name in READY}
     text = table(cells, list(exacts))

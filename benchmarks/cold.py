@@ -101,7 +101,7 @@ def main(console: Console) -> None:
 
 
 def _middle(num, name):
-    """Of three: what compilers and allocators take differs from one process to the next."""
+    """The median of three: what compilers and allocators take differs between processes."""
     return sorted((run(_LARGE, str(num), name) for _ in range(3)), key=lambda row: row["peak"])[1]
 
 

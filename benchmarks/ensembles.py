@@ -22,7 +22,7 @@ _LAPS_BURN_IN, _LAPS_STEPS, _LAPS_STEPS_PER_SAMPLE = 500, 500, 15
 
 
 class _Counts(NamedTuple):
-    """What is kept of a step of adaptation; all of it would fill the memory."""
+    """The part of a step of adaptation that is kept; all of it would fill the memory."""
 
     num_integration_steps: Any
 

@@ -12,7 +12,7 @@ def moment_errors(
 ) -> dict:
     """Root mean squares over the columns, the worst mean, and the range of the sd ratios.
 
-    The error of second moments is that of the variances, over the one of n Gaussian draws.
+    The error of second moments is that of the variances, over that of n Gaussian draws.
     """
     num = len(columns)
     errors = (columns.mean(axis=0) - mean) / sd * num**0.5

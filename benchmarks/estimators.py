@@ -2,9 +2,9 @@
 
 ``python -m benchmarks estimators`` runs every cell (data, family, method, split) that is not yet in
 ``results/estimators/`` and writes ``docs/benchmarks/estimators.md``; name data sets to run only
-those. Nothing is tuned on either side: every estimator has its default settings, but networks have
-one hidden layer of 50 units and scikit-learn's may make 2000 iterations. Inputs are standardised by
-the training rows for all.
+those. Nothing is tuned on either side: every estimator has its default settings, except that
+networks have one hidden layer of 50 units and scikit-learn's may make 2000 iterations. Inputs are
+standardised by the training rows for all.
 """
 
 import json
@@ -124,7 +124,8 @@ def peer_scores(kind: str, family: str, seed: int, parts: tuple) -> tuple[float,
         mean, sd = model.predict(x_test, return_std=True)
         logs = norm.logpdf(y_test, mean, sd)
     else:
-        # Networks of scikit-learn have no noise: they get that of rows they were not fitted to.
+        # scikit-learn's networks have no noise: they get that of rows to which they were not
+        # fitted.
         left = y - cross_val_predict(peer(kind, family, seed), x, y, cv=5)
         logs = norm.logpdf(y_test, model.predict(x_test), np.sqrt(np.mean(left**2)))
     return float(logs.mean()), _error(kind, model, x_test, y_test)
@@ -199,23 +200,24 @@ def page() -> str:
         "",
         "Made by `python -m benchmarks estimators` from the cells in `results/estimators/`:",
         "`parvi.estimators` beside scikit-learn's LogisticRegression, BayesianRidge,",
-        "PoissonRegressor and MLPs, means over random splits (a quarter of the rows for testing).",
-        "Nothing is tuned on either side: all settings are defaults, on inputs standardised by the",
-        "training rows; networks have 50 hidden units on both sides, and scikit-learn's may make",
-        "2000 iterations. Log-likelihoods are per test row, and the predictive densities of",
-        "scikit-learn's networks for regression have the noise of their own 5-fold",
-        "cross-validated residuals. *Difference*: parvi's log-likelihood less scikit-learn's, with",
-        "the standard error over the splits; they share most training rows, so it is too small.",
-        "Errors are shares of wrong classes, or root mean squares. Seconds are medians, include",
-        "compilation, and were taken beside other work.",
+        "PoissonRegressor and MLPs, as means over random splits (a quarter of the rows for",
+        "testing). Nothing is tuned on either side: all settings are defaults, on inputs",
+        "standardised by the training rows; networks have 50 hidden units on both sides, and",
+        "scikit-learn's may make 2000 iterations. Log-likelihoods are per test row, and the",
+        "predictive densities of scikit-learn's networks for regression have the noise of their",
+        "own 5-fold cross-validated residuals. *Difference* is parvi's log-likelihood minus",
+        "scikit-learn's, with the standard error over the splits. The splits share most training",
+        "rows, so this error is too small. Errors are shares of wrong classes, or root mean",
+        "squares. Seconds are medians, include compilation, and were taken while the machine had",
+        "other work.",
         "",
         "Some of these data were looked at while the models were written. The prior of the linear",
         "models was changed once, for fewer steps, on split 0 of breast_cancer, wine, iris and",
         "diabetes. The networks' first prior collapsed on breast_cancer (-0.657 on two splits) and",
-        "was replaced; those cells are not kept. Networks have one split, for want of time. The",
-        "linear model of digits (585 parameters) has one too. Lines separate its classes, so that",
+        "was replaced; those cells are not kept. Networks have one split, for lack of time, and so",
+        "has the linear model of digits (585 parameters). Lines separate the classes of digits, so",
         "the data hardly bound tau from above, and transitions still widen the weights when the",
-        "run gives up after three windows. It says so (NOT_AT_REST).",
+        "run gives up after three windows. The run says so (NOT_AT_REST).",
         "",
         "| data | family | splits | log-likelihood: parvi | scikit-learn | difference | "
         "error: parvi | scikit-learn | seconds: parvi | scikit-learn | status |",

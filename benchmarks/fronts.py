@@ -1,10 +1,12 @@
-"""What it costs to bring a model from another library, warm, beside the density written by hand.
+"""The cost of a model of another library, warm, compared with the density written by hand.
 
 ``python -m benchmarks fronts`` runs every cell (model, library) that is not yet in
 ``results/fronts/`` and writes ``docs/benchmarks/fronts.md``. Both runs start from the same
-particles, which the library's run draws by itself, and take turns. Stan is compared with as many
-calls of BridgeStan from a Python loop; it needs a folder of BridgeStan, named by ``BRIDGESTAN``.
-It takes about five minutes on two cores, and is to be run on a machine without other work.
+particles, which the library's run draws by itself, and take turns. So does a third run, of the
+library's own function for the density: the adapter does not cost what that function takes longer
+than the density by hand. Stan is compared with as many calls of BridgeStan from a Python loop; it
+needs a folder of BridgeStan, named by ``BRIDGESTAN``. It takes about five minutes on two cores. Run
+it on a machine without other work.
 """
 
 import json
@@ -21,6 +23,7 @@ import jax
 import numpy as np
 from rich.console import Console
 from rich.progress import track
+from tests.models import fronts
 from tests.models.fronts import BY_HAND, NUMPYRO, PYMC, STAN_DATA
 
 import parvi
@@ -34,6 +37,54 @@ REPEATS = 15
 NUM_CALLS = 20_000
 BARS = {"numpyro": 1.1, "pymc": 1.1, "stan": 3.0}
 LIBRARIES = {"numpyro": NUMPYRO, "pymc": PYMC}
+NUMPYRO_MODELS = {
+    "schools": (fronts.schools, (fronts.EFFECTS, fronts.ERRORS)),
+    "radon": (fronts.radon, (fronts.COUNTY, fronts.GROUND, fronts.RADON)),
+    "mixture": (fronts.mixture, (fronts.POINTS,)),
+}
+
+
+def of_numpyro(model: str) -> Callable:
+    """NumPyro's own potential of flat vectors, with its sign turned."""
+    from numpyro.infer.util import initialize_model
+
+    function, arguments = NUMPYRO_MODELS[model]
+    with jax.enable_x64(True):
+        info = initialize_model(
+            jax.random.key(0), function, model_args=arguments, validate_grad=False
+        )
+    like, potential = info.param_info.z, info.potential_fn
+
+    def log_density(x):
+        values, first = {}, 0
+        for name, value in like.items():
+            values[name] = x[first : first + value.size].reshape(value.shape)
+            first += value.size
+        return -potential(values)
+
+    return log_density
+
+
+def of_pymc(model: str) -> Callable:
+    """PyMC's own log density of flat vectors."""
+    from pymc.sampling.jax import get_jaxified_graph
+
+    made = getattr(fronts, f"pymc_{model}")()
+    function = get_jaxified_graph(made.value_vars, [made.logp()])
+    shapes = [made.initial_point(0)[variable.name].shape for variable in made.value_vars]
+
+    def log_density(x):
+        values, first = [], 0
+        for shape in shapes:
+            size = int(np.prod(shape))
+            values.append(x[first : first + size].reshape(shape))
+            first += size
+        return function(*values)[0]
+
+    return log_density
+
+
+OWN = {"numpyro": of_numpyro, "pymc": of_pymc}
 
 
 def beside_hand(model: str, library: str) -> dict[str, Any]:
@@ -42,9 +93,11 @@ def beside_hand(model: str, library: str) -> dict[str, Any]:
     first = parvi.sample(target, num_steps=0)
     start = first.flat
     hand = parvi.Target(BY_HAND[model], like=start[0])
-    ours, theirs = (lambda: parvi.sample(target)), (lambda: parvi.sample(hand, start))
-    results = [_untimed(run) for run in (ours, theirs)]
-    seconds = np.array([[_timed(run) for run in (ours, theirs)] for _ in range(REPEATS)])
+    bare = parvi.Target(OWN[library](model), like=start[0])
+    runs: list[Callable] = [lambda: parvi.sample(target)]
+    runs += [lambda t=t: parvi.sample(t, start) for t in (hand, bare)]
+    results = [_untimed(run) for run in runs]
+    seconds = np.array([[_timed(run) for run in runs] for _ in range(REPEATS)])
     return {
         "dtype": start.dtype.name,
         "steps": [result.num_steps for result in results],
@@ -52,6 +105,7 @@ def beside_hand(model: str, library: str) -> dict[str, Any]:
         "seconds": float(np.median(seconds[:, 0])),
         "seconds_by_hand": float(np.median(seconds[:, 1])),
         "ratio": statistics.median((seconds[:, 0] / seconds[:, 1]).tolist()),
+        "ratio_to_own": statistics.median((seconds[:, 0] / seconds[:, 2]).tolist()),
     }
 
 
@@ -84,7 +138,7 @@ def beside_calls(model: str) -> dict[str, Any]:
 
 
 def _untimed(run: Callable) -> parvi.Result:
-    # The second run compiles what the first one found to be worth it.
+    # The second run compiles what the first one found to be worth compiling.
     run()
     return run()
 
@@ -126,12 +180,13 @@ def page() -> str:
         "Made by `python -m benchmarks fronts` from the cells in `results/fronts/`: warm runs of",
         "`parvi.sample(model)` with the default sampler and 512 particles, beside the same density",
         "written by hand from the same starts (NumPyro, PyMC), and beside as many gradients by",
-        "BridgeStan from a Python loop (Stan). Ratios are medians over runs that take turns. They",
-        "have the cost of the adapter and that of the library's own way to compute a density: the",
-        "mixture sums out its labels by enumeration.",
+        "BridgeStan from a Python loop (Stan). Ratios are medians over runs that take turns. Those",
+        "to the density by hand have the cost of the adapter and that of the library's own way to",
+        "compute a density: NumPyro's mixture sums out its labels by enumeration. *Adapter*: the",
+        "ratio to a run of the library's own density function, which is what the adapter costs.",
         "",
-        "| model | library | seconds | beside | ratio | bar |",
-        "|---|---|---|---|---|---|",
+        "| model | library | seconds | beside | ratio | adapter | bar |",
+        "|---|---|---|---|---|---|---|",
     ]
     for model in BY_HAND:
         for library, bar in BARS.items():
@@ -140,8 +195,9 @@ def page() -> str:
                 continue
             row = json.loads(path.read_text())
             beside = row.get("seconds_by_hand", row.get("seconds_of_calls"))
+            own = f"{row['ratio_to_own']:.2f}" if "ratio_to_own" in row else "-"
             lines.append(
                 f"| {model} | {library} | {row['seconds']:.3f} | {beside:.3f} | "
-                f"{row['ratio']:.2f} | {bar:g} |"
+                f"{row['ratio']:.2f} | {own} | {bar:g} |"
             )
     return "\n".join([*lines, ""])

@@ -40,7 +40,7 @@ METHODS = {
 
 
 def seeds(method: str) -> range:
-    """Five for ours; the peers are dear."""
+    """Five seeds for ours; the peers take long."""
     return range(5 if method == OURS else 1)
 
 
@@ -59,7 +59,7 @@ def cell(name: str, method: str, seed: int) -> dict:
     every = facts.pop("all", None)
     out = moment_errors(problem.columns(outcome.particles), problem.mean, problem.sd)
     if every is not None:
-        # In the same unit, that of as many draws as there are particles.
+        # In the same unit, which is the error of as many draws as there are particles.
         whole = moment_errors(problem.columns(every), problem.mean, problem.sd)
         out["mean_error_all"] = whole["mean_error"] * (NUM / len(every)) ** 0.5
     gradients = None if outcome.gradients is None else outcome.gradients / NUM
@@ -93,14 +93,15 @@ def _path(name: str, method: str, seed: int) -> pathlib.Path:
 _HEAD = """# Inference Gym
 
 Made by `python -m benchmarks gym` from the cells in `results/gym/`: 512 particles, chains or
-thinned draws from N(0, I), in float32, no setting, medians over the seeds that are there. Errors
-are over those of 512 independent draws, so 1 is as good as these. The truth is the Gym's own, from
-long Stan runs. Gradients are over 512. Seconds are cold (with compilation) and warm, on two cores
-that had other work at the same time, so they only tell orders of magnitude. NUTS has four chains of
-1000 + 1000; in brackets is its error with all draws. MEADS has 1000 steps of adaptation and 500
-more, ChEES 500 and 50 transitions, LAPS at most 500 and 500. Where NUTS with all its draws is as
-far off as the others (Brownian motion with unknown scales), the figures of the Gym are in doubt.
-The cells of the default are from before it gathered what transitions visit (decision 15).
+thinned draws from N(0, I), in float32, with default settings, as medians over the seeds that were
+run. Errors are divided by those of 512 independent draws, so 1 is as good as these. The truth is
+the Gym's own, from long Stan runs. Gradients are divided by 512. Seconds are cold (with
+compilation) and warm, on two cores that had other work at the same time, so they only give orders
+of magnitude. NUTS has four chains of 1000 + 1000; its error with all draws is in brackets. MEADS
+has 1000 steps of adaptation and 500 more, ChEES 500 and 50 transitions, LAPS at most 500 and 500.
+Where NUTS with all its draws is as far off as the others (Brownian motion with unknown scales), the
+figures of the Gym are in doubt. The cells of the default are from before it gathered the places
+that transitions visit (decision 15).
 
 """
 _COLUMNS = (

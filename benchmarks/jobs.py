@@ -279,7 +279,7 @@ JOBS: dict[str, Callable[[], Job]] = {
     "mixture-model-3": lambda: mixture_model(3),
     "cauchy": cauchy,
 }
-# Other data, sizes and weights, which no setting was chosen on.
+# Other data, sizes and weights, on which no setting was chosen.
 TWINS: dict[str, Callable[[], Job]] = {
     "hierarchy-noncentred-25": lambda: hierarchy(False, groups=25, rows=5, seed=7),
     "hierarchy-centred-25": lambda: hierarchy(True, groups=25, rows=5, seed=7),

@@ -46,18 +46,18 @@ def compared(mean, sd, draws) -> dict:
     return {
         "mean_error": float(np.max(np.abs(mean - flat.mean(axis=0)) / spread)),
         "sd_error": float(np.max(np.abs(sd / spread - 1))),
-        # Of the largest of so many standard normals, about.
+        # About the largest of so many standard normals.
         "reference_error": float(3 / np.sqrt(effective.min())),
     }
 
 
 def text(figures) -> str:
     return (
-        f"{NUM} particles, 61 dimensions, the default to its end: {figures['status']} after "
-        f"{figures['steps']} steps and {figures['seconds']:.0f} s ({figures['compile']:.0f} s of "
-        f"them compiling and the first step), peak memory "
-        f"{figures['peak'] / figures['array']:.1f} particle arrays with all that Python and JAX "
-        f"take; means wrong by at most {figures['mean_error']:.3f} sds and sds by "
-        f"{100 * figures['sd_error']:.1f} %, against chains whose own means are known to about "
+        f"The default with {NUM} particles in 61 dimensions ended as {figures['status']} after "
+        f"{figures['steps']} steps and {figures['seconds']:.0f} s, of which compilation and the "
+        f"first step took {figures['compile']:.0f} s. Its peak memory was "
+        f"{figures['peak'] / figures['array']:.1f} particle arrays, with all that Python and JAX "
+        f"take. Means are wrong by at most {figures['mean_error']:.3f} sds and sds by "
+        f"{100 * figures['sd_error']:.1f} %, judged by chains whose own means are known to about "
         f"{figures['reference_error']:.3f} sds."
     )

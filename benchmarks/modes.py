@@ -125,7 +125,7 @@ def _measured(mixture: Mixture, particles: Float[np.ndarray, "n d"]) -> dict:
 
 
 def peer_cell(name: str, seed: int, gradients: float) -> dict:
-    """Adaptive tempered SMC of blackjax, with about as many gradients a particle."""
+    """Adaptive tempered SMC of blackjax, with about as many gradients per particle."""
     import blackjax
     from blackjax.smc import resampling
 
@@ -199,17 +199,16 @@ def page() -> str:
         "# Modes of unequal weights",
         "",
         f"Made by `python -m benchmarks modes` from the cells in `results/modes/`: {NUM}",
-        f"particles from N(0, I), no setting, {len(SEEDS)} seeds unless *missed* says fewer.",
-        "*Worst weight*: the largest error of a mode's weight, median and largest over the seeds;",
-        "independent draws have",
-        "errors of up to 0.05 themselves. *Energy ratio*: that of independent draws is 1.",
-        "*Missed*: runs that lost a mode, have a weight off by more than 0.04, or an energy ratio",
-        "above 1.5.",
-        "*Unflagged*: those of them that ended CONVERGED with a clean check. Looked at while",
-        "settings were chosen: two modes 0.3 and four modes, seeds 0 to 4. Ten clusters and the",
-        "grid reach farther than a start from N(0, I) does. *SMC*: blackjax's adaptive tempered",
-        f"SMC with as many gradients, up to {len(PEER_SEEDS)} seeds; it is told where the modes",
-        "are (its Gaussian is twice as wide as the target) and how wide (its step is half that).",
+        f"particles from N(0, I), default settings, {len(SEEDS)} seeds unless *missed* says",
+        "fewer. *Worst weight*: the largest error of a mode's weight, median and largest over",
+        "the seeds; independent draws have errors of up to 0.05 themselves. *Energy ratio*: that",
+        "of independent draws is 1. *Missed*: runs that lost a mode, have a weight off by more",
+        "than 0.04, or an energy ratio above 1.5. *Unflagged*: the missed runs that ended",
+        "CONVERGED with a clean check. Two modes 0.3 and four modes, seeds 0 to 4, were looked",
+        "at while settings were chosen. Ten clusters and the grid reach farther than a start",
+        "from N(0, I) does. *SMC*: blackjax's adaptive tempered SMC with as many gradients, up",
+        f"to {len(PEER_SEEDS)} seeds; it is told where the modes are (its Gaussian is twice as",
+        "wide as the target) and how wide they are (its step is half that).",
         "",
         "| target | worst weight | energy ratio | log evidence | gradients | seconds | missed | "
         "unflagged | SMC: worst weight | energy ratio | log evidence | gradients |",

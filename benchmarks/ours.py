@@ -11,7 +11,7 @@ from benchmarks.rivals import Outcome, Ready
 
 
 def default(density: Callable, start) -> Ready:
-    """``parvi.sample`` with no setting, from the start as it is."""
+    """``parvi.sample`` with default settings, from the start as it is."""
     target = parvi.Target(density, like=np.zeros(start.shape[1], start.dtype))
 
     def run(seed):

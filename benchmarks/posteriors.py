@@ -34,7 +34,7 @@ STORE, PAGE = ROOT / "results" / "posteriors", ROOT / "docs" / "benchmarks" / "p
 NUM_PARTICLES = 512
 NUM_REFERENCE = 10_000
 SEEDS = (0, 1, 2)
-# The peers are dear: one seed each.
+# The peers take long, so they have one seed each.
 PEER_SEEDS = (0,)
 
 
@@ -266,11 +266,12 @@ def page() -> str:
         "# Posteriors and exact targets",
         "",
         "Made by `python -m benchmarks posteriors` from the cells in `results/posteriors/`:",
-        f"{NUM_PARTICLES} particles from N(0, I), float64, no setting, seeds 0 to {SEEDS[-1]} of",
-        "the default and seed 0 of the peers. *Worth*: that of a particle in independent draws, by",
-        "the energy distance to reference draws. Gradients are a particle's; seconds include",
-        "compilation (medians). *Check*: runs that ended CONVERGED with a clean `result.check()`.",
-        "Mixtures have equal weights here; [unequal ones](modes.md) have a page of their own.",
+        f"{NUM_PARTICLES} particles from N(0, I), float64, default settings, seeds 0 to",
+        f"{SEEDS[-1]} of the default and seed 0 of the peers. *Worth*: the worth of a particle in",
+        "independent draws, by the energy distance to reference draws. Gradients are per",
+        "particle; seconds include compilation (medians). *Check*: the number of runs that ended",
+        "CONVERGED with a clean `result.check()`. Mixtures have equal weights here; [unequal",
+        "ones](modes.md) have a page of their own.",
         "",
         "| target | worth | gradients | seconds | check | worth of NUTS, thinned | all its draws | "
         "pathfinder | mean field | SVGD |",

@@ -29,7 +29,7 @@ def load(name: str) -> Any:
 
 
 def cores() -> list[int]:
-    """Of the machines on which the figures were measured."""
+    """The numbers of cores of the machines on which the figures were measured."""
     return sorted({json.loads(path.read_text())["cores"] for path in FOLDER.glob("*.json")})
 
 

@@ -1,7 +1,7 @@
 """NUTS, pathfinder and mean-field VI on any log density, with their gradients counted.
 
 Each is ``(density, start) -> run``, and ``run(seed)`` gives an ``Outcome``. The first call
-compiles, so that a second one shows what a run takes without.
+compiles, so a second one shows what a run takes without compilation.
 """
 
 from collections.abc import Callable

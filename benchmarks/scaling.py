@@ -1,8 +1,8 @@
 """Time of 1000 steps against the number of particles and of dimensions, ours and the peers'.
 
-Each is timed over as many steps as fit into a few seconds, after compilation, and scaled to 1000;
-one that would need more than a minute for its timed steps is left out, and all larger ones. Every
-one has a process of its own, whose peak memory is kept beside the time.
+Each method is timed over as many steps as fit into a few seconds, after compilation, and scaled
+to 1000. If its timed steps would need more than a minute, this size and all larger ones are left
+out. Every time has a process of its own, whose peak memory is kept beside it.
 """
 
 import functools
@@ -56,7 +56,7 @@ def methods():
 
 
 def _default(target, particles, num_steps) -> Timed:
-    """Of the default its dearer steps: those that bend, where the particles are enough for it."""
+    """The default's expensive steps: those that bend, if there are enough particles to bend."""
     # They never rest: what is timed is a step, not when the default has made enough of them.
     bend = Bend(gain=math.inf)
     sampler = bend if bend.num_features_for(particles.shape) > 0 else affine()
@@ -68,7 +68,7 @@ def _ours(sampler, target, particles, num_steps) -> Timed:
 
 
 def child() -> None:
-    """What a process of its own does: method, n and d are its arguments."""
+    """What each process does: method, n and d are its arguments."""
     name, num, dim = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     found = _adaptive(methods()[name], sonar_shaped(dim=dim), start(num, dim))
     print(json.dumps(found and found | {"peak": children.peak_bytes()}))

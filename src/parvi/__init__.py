@@ -61,7 +61,7 @@ from parvi.targets.target import Target as Target
 
 __version__ = "0.1.0"
 
-# Modules that only make the library up, which importing them puts here too.
+# Internal modules. Importing them puts their names here too.
 _INNER = frozenset(
     {
         "cloud",

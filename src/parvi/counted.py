@@ -1,4 +1,4 @@
-"""Settings of the whole process that runs in several threads share."""
+"""Settings of the whole process, shared by runs in several threads."""
 
 import contextlib
 import threading
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 
 class Counted:
-    """A setting that the first who needs it makes, and the last who leaves takes back.
+    """A setting that the first user makes and the last user takes back.
 
     Parameters
     ----------

@@ -25,14 +25,14 @@ _GPU_BYTES = 1 << 30
 # Minimum number of particles in a block. On 100 000 rows, 32 of them took a third longer than 64.
 FEWEST = 64
 
-# With these debug options XLA compiles two to four times faster, and the program is as much slower.
+# With these options XLA compiles two to four times faster, and the program is slower by as much.
 QUICK: dict[str, str | bool] = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_backend_optimization_level": "0",
-    # One piece: the threads that would share in it have programs of other stages to compile.
+    # One piece: the threads that would share the work have programs of other stages to compile.
     "xla_cpu_parallel_codegen_split_count": "1",
 }
-# Maximum of numbers that a quickly compiled program computes at a time: 50 ms at 2.5 ns each.
+# Most numbers that a quickly compiled program may compute at a time: 50 ms at 2.5 ns each.
 LIGHT = 20_000_000
 
 

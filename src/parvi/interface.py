@@ -143,7 +143,7 @@ def kl_rate(
 
 
 def default_of(part: Any) -> Any:
-    """A field of a module that has this part as its default, for which None stands too."""
+    """A field of a module whose default is this part; None stands for the default too."""
     return eqx.field(default=part, converter=lambda given: part if given is None else given)
 
 
@@ -222,7 +222,7 @@ class AbstractSampler(eqx.Module):
 
     @property
     def compares_densities(self) -> bool:
-        """Whether it compares log densities of different steps, so that they must be the same.
+        """Whether it compares log densities of different steps, which must then stay the same.
 
         A sequence with such a stage sees all rows of a ``MiniBatch``, or subsets that stay the same
         for a round. In a sequence such a stage is left out if there is no such log density, and on
@@ -231,7 +231,7 @@ class AbstractSampler(eqx.Module):
         return False
 
     def told(self, start: Float[Array, "m d"], reports: dict[str, Any]) -> "AbstractSampler":
-        """The sampler, told where some particles of the run began and what stages reported."""
+        """The sampler, given where some particles of the run began and what stages reported."""
         return self
 
     def report(self, memory: PyTree[Array]) -> Any:

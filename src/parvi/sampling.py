@@ -67,9 +67,9 @@ def sample(
         arguments, NumPyro (docs/models.md).
     init
         The first particles: an ``(n, d)`` array, a pytree of arrays with leading axis n, or a
-        function ``init(key, n)``. If the target knows its shape, None draws them from N(0, I),
-        unconstrained, and those of a model as its own library does. Their dtype is that of the
-        run: a NumPy float64 array runs in float64 whatever JAX's flag says.
+        function ``init(key, n)``. If the target knows its shape, None draws them from N(0, I) on
+        the unconstrained scale; for a model of another library it draws them as that library does.
+        The run has their dtype: a NumPy float64 array runs in float64 whatever JAX's flag says.
     key
         An int or a JAX key. The same key gives the same bits on the same machine
         (docs/reliability.md).
@@ -84,9 +84,9 @@ def sample(
         Whether to show stage, gradients, KL rate and time on standard error, and the time left
         where the number of steps is known. None shows them if standard error is a terminal.
     checkpoint
-        A folder. The run is saved there every ten seconds or so, and the same call goes on with
-        what it finds there, bit for bit as if it had never been interrupted; another run's folder
-        is refused. SIGTERM and SIGHUP then save and end the process. A finished run is found too.
+        A folder. The run is saved there every ten seconds or so, and the same call resumes from
+        it, bit for bit as if it had never been interrupted; another run's folder is refused.
+        SIGTERM and SIGHUP then save and end the process. A finished run is found there too.
     mesh
         A ``jax.sharding.Mesh``. Particles are spread over its first axis, and the rows of a
         ``MiniBatch``'s data over its second, if it has one. On several machines every process
@@ -96,8 +96,9 @@ def sample(
         is returned with its status. An interrupted run always raises ``SamplingInterrupted``, a
         ``KeyboardInterrupt`` with the result in it.
     transport
-        Whether ``result.transport``, a map with a density, is made with the run. Its weighted draws
-        then have a say in the status: a run whose particles they contradict is ``NOT_AT_REST``.
+        Whether ``result.transport``, a map with a density, is made with the run. Its weighted
+        draws then count for the status: if they contradict the particles, the run is
+        ``NOT_AT_REST``.
 
     Returns
     -------
@@ -171,10 +172,11 @@ def resume(
     progress: bool | None = None,
     throw: bool = True,
 ) -> Result:
-    """Go on with a run from its checkpoint alone, where its first particles are not at hand.
+    """Resume a run from its checkpoint alone, without its first particles.
 
     The particles are those of the run that wrote the checkpoint, bit for bit. (``parvi.sample``
-    with the same arguments and the same ``checkpoint`` goes on too, and checks that they are.)
+    with the same arguments and the same ``checkpoint`` resumes too, and checks that the arguments
+    are the same.)
 
     Parameters
     ----------
@@ -193,11 +195,11 @@ def resume(
     sampler = _default() if sampler is None else sampler
     if named(sampler) != identity["sampler"]:
         raise ValueError(
-            f"The run in {folder} had another sampler: give it, sampler=..., as it was: "
+            f"The run in {folder} had another sampler. Pass it as sampler=...; it was: "
             f"{' '.join(identity['sampler'].split())[:200]}."
         )
     if identity["mesh"] != "None":
-        raise ValueError("A run on a mesh goes on by the call of parvi.sample that began it.")
+        raise ValueError("Resume a run on a mesh by the call of parvi.sample that began it.")
     began = time.perf_counter()
     dtype = np.dtype(call["dtype"])
     target = as_target(log_density)
@@ -253,7 +255,7 @@ def _ended(
     if kept is not None and run.carry is not None:
         kept.write(*run.state())
     if interrupts.ending is not None:
-        # As the signal would have ended the process, but with the run saved.
+        # End the process as the signal would have done, but with the run saved.
         sys.exit(128 + interrupts.ending)
     result = _built(run, settings, time.perf_counter() - began, num_moved)
     return result, error, interrupts.came or isinstance(error, KeyboardInterrupt)
@@ -316,7 +318,7 @@ def _built(run: Run, settings, seconds, num_moved) -> Result:
 
 
 def _sought(run: Run) -> Sought | None:
-    """Where scouts have begun, if there were any."""
+    """Where scouts began, if there were any."""
     if reported(run.reports, Sighted) is None:
         return None
     assert run.target.layout is not None

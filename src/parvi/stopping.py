@@ -22,8 +22,9 @@ class KLRate(AbstractStoppingRule):
     endurance
         Number of steps with a rate below that of independent draws, after which the rule stops as
         well; None for never. The best of d (d + 3) / 2 numbers of an affine map, fitted to n
-        independent draws, finds a rate of d (d + 3) / (2n) in their noise alone. With few particles
-        a dimension, the steps below that level fit noise, and there may be thousands of them.
+        independent draws, finds a rate of d (d + 3) / (2n) in their noise alone. With few
+        particles per dimension, the steps below that level fit noise, and there may be thousands
+        of them.
     """
 
     share: float = 0.01

@@ -1,4 +1,4 @@
-"""What the default decides with few particles a dimension."""
+"""What the default decides with few particles per dimension."""
 
 import jax
 import jax.numpy as jnp

@@ -38,11 +38,11 @@ class Calibration:
     uniforms
         The ranks on (0, 1), with ties broken at random: uniform if the posteriors are right.
     p_values
-        Of every scalar, by name, after the correction for all of them.
+        One for every scalar, by name, after the correction for all of them.
     num_particles
         Number of particles of each run.
     statuses
-        How the runs ended, and how many did so.
+        The ways in which runs ended, and how many ended in each.
     """
 
     names: list[str]
@@ -120,9 +120,9 @@ def calibrate(
 
     Parameters are drawn from the prior and data from the model, again and again; among the
     particles of the posterior, the ranks of the true parameters must then be uniform (Talts et al.
-    2018; ``parvi.calibration.ranks`` says why they are for particles). The log density is ranked
-    too: it depends on the data, and tells what no single parameter does (Modrák et al. 2023). All
-    runs are counted, those that did not come to rest too. They share their compiled programs.
+    2018; ``parvi.calibration.ranks`` says why this holds for particles). The log density is ranked
+    too: it depends on the data, and shows what no single parameter does (Modrák et al. 2023). All
+    runs are counted, even those that did not come to rest. They share their compiled programs.
 
     Parameters
     ----------
@@ -209,13 +209,13 @@ def _check(num: Any, num_particles: Any) -> None:
     most = statistics.most_data_sets(num_particles)
     if num > most:
         raise ValueError(
-            f"{num} data sets would see the size of the steps between {num_particles} particles: "
+            f"{num} data sets would detect the steps between {num_particles} particles: "
             f"take at most {most} data sets, or more particles."
         )
 
 
 def _ranked(model: Model | HostModel, particles: PyTree, truth: PyTree, data: PyTree) -> np.ndarray:
-    """The number of particles below the truth, in every scalar and in the log density."""
+    """The number of particles below the truth, for every scalar and for the log density."""
     leaves = zip(*(jax.tree_util.tree_leaves(tree) for tree in (particles, truth)), strict=True)
     below = [np.sum(leaf < true, axis=0).reshape(-1) for leaf, true in leaves]
     dtype = jax.tree_util.tree_leaves(particles)[0].dtype

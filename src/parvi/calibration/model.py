@@ -28,7 +28,7 @@ class Model(eqx.Module):
         Function ``log_density(parameters, data)`` that returns the log of the prior's density plus
         the log likelihood, up to a constant.
     constraints
-        As in ``parvi.Target``; ``log_density`` is that of the constrained values.
+        As in ``parvi.Target``; ``log_density`` is the density of the constrained values.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def _simulated(model: Model, keys: Key[Array, " num"]) -> tuple[PyTree[Array], P
 
 
 def as_model(model: Any) -> Model | HostModel:
-    """The model, or what an object's ``as_model()`` gives; what is neither is refused in words."""
+    """The model, or what an object's ``as_model()`` gives; else a ``ValueError``."""
     if isinstance(model, (Model, HostModel)):
         return model
     known = model if hasattr(model, "as_model") else recognised(model)

@@ -6,24 +6,25 @@ them below it in some scalar, and V uniform on (0, 1), look at
 
     u = (r + V) / (n + 1).
 
-The argument of Talts et al. that u is uniform needs exchangeable draws, and particles are none:
-their empirical distribution is closer to the posterior than that of independent draws. But
+The argument of Talts et al. that u is uniform needs exchangeable draws, and particles are not
+exchangeable: their empirical distribution is closer to the posterior than that of independent
+draws. But
 
     P(r < k | particles) = F(x_(k)),
 
-where x_(k) is the k-th smallest particle and F the posterior's distribution function, so that all
-that u's distribution depends on is E F(x_(k)), which must be k / (n + 1). For independent draws it
-is, exactly. For the best set of particles, the quantiles (k - 1/2) / n, it differs by
+where x_(k) is the k-th smallest particle and F the posterior's distribution function. So u's
+distribution depends only on E F(x_(k)), which must be k / (n + 1). For independent draws this
+holds exactly. For the best set of particles, the quantiles (k - 1/2) / n, it differs by
 
     |(k - 1/2) / n - k / (n + 1)| = |k - (n + 1) / 2| / (n (n + 1)) <= 1 / (2 n),
 
-and for what is between the two by something between. Tests on ``num`` data sets notice differences
-of about 1 / (2 sqrt num), so they hold for all of these if num is far below n^2. All particles are
+and for particles between the two by less. Tests on ``num`` data sets detect differences of about
+1 / (2 sqrt num), so they hold for all such particles if num is far below n^2. All particles are
 used: thinning is for chains whose neighbours are alike, and would only add noise here. The data
 sets are independent of each other whatever the particles are, so counts are multinomial.
 
 Two tests are made for each scalar: Pearson's of the histogram, and Neyman's smooth test with four
-Legendre polynomials, which sees shifts, wrong widths and skews of a posterior with less data.
+Legendre polynomials, which detects shifts, wrong widths and skews of a posterior with less data.
 """
 
 from typing import NamedTuple
@@ -38,7 +39,7 @@ _ORDER = 4
 # Data sets in a bin of the histogram: Pearson's approximation wants five or more.
 _PER_BIN = 10
 _MOST_BINS = 20
-# The largest ratio of the error that particles may make, 1 / 2n, to what the tests can see.
+# The largest ratio of the error that particles may make, 1 / 2n, to what the tests can detect.
 _NEGLIGIBLE = 0.25
 
 
@@ -75,7 +76,7 @@ def holm(p: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
 
 
 def num_bins(num: int) -> int:
-    """The number of bins of a histogram of as many ranks."""
+    """The number of bins of a histogram of so many ranks."""
     return int(np.clip(num // _PER_BIN, 2, _MOST_BINS))
 
 
@@ -99,7 +100,7 @@ def _neyman(u: Float[np.ndarray, " num"]) -> float:
 
 
 def shape_of(u: Float[np.ndarray, " num"]) -> str:
-    """What is wrong with posteriors whose ranks are so, in words."""
+    """What is wrong with posteriors that have these ranks, in words."""
     slope, bowl = legendre.legvander(2 * u - 1, 2)[:, 1:].mean(axis=0) * np.sqrt([3.0, 5.0])
     if abs(slope) > abs(bowl):
         return "the particles are too low" if slope > 0 else "the particles are too high"

@@ -1,4 +1,4 @@
-"""What is wrong with files, data and models is said in words, without a traceback."""
+"""Errors of files, data and models, which are printed in words, without a traceback."""
 
 import contextlib
 import sysconfig
@@ -29,7 +29,8 @@ def in_one_line() -> Iterator[None]:
 def of_model(place: str, data: Any = None) -> Iterator[None]:
     """Turn what a user's code raises into a ``ValueError`` that names the line.
 
-    Where it asks for a name that is not in the data, the names that are there are said.
+    If the code asks for a name that is not in the data, the message lists the names that are
+    there.
     """
     try:
         yield

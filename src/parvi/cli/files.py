@@ -85,7 +85,7 @@ def _as_target(found: Any, module: Any, data: dict[str, Any] | None, place: str)
 def _made(found: Callable, data: dict[str, Any] | None, place: str) -> AbstractTarget:
     """The target of a NumPyro model, or of a function of the data that returns a model."""
     given, required = data or {}, _required(found)
-    # A function of the data takes them whole, under a name that no column has.
+    # A function of the data takes all data as one argument, under a name that no column has.
     whole = len(required) == 1 and data is not None and required[0] not in data
     if "numpyro" in sys.modules and not whole:
         missing = [name for name in required if name not in given]
@@ -140,7 +140,7 @@ def _required(function: Callable) -> list[str]:
 
 
 def _accepted(function: Callable, data: dict[str, Any]) -> dict[str, Any]:
-    """The data that a function has an argument for."""
+    """The data for which a function has an argument."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return data
@@ -190,7 +190,7 @@ def _column(path: pathlib.Path, name: str, words: list[str]) -> np.ndarray:
     except ValueError:
         row, word = next((i, w) for i, w in enumerate(words) if not _is_number(w))
         raise ValueError(
-            f"{path} has {word!r} in column {name!r} of row {row + 2}, which is no number: give "
+            f"{path} has {word!r} in column {name!r} of row {row + 2}, which is not a number: give "
             "every category a number, and leave no value empty."
         ) from None
     whole = np.all(np.isfinite(numbers)) and np.all(numbers == np.round(numbers))
@@ -215,7 +215,7 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no JSON: {error}.") from error
+        raise ValueError(f"{path} is not JSON: {error}.") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} should hold an object of names and values.")
     return {

@@ -167,7 +167,7 @@ def reproduce(
     if unknown:
         raise typer.BadParameter(f"no {', '.join(unknown)}; there are {', '.join(known)}")
     if quick:
-        # A quick cell is no result, so it must not be among the real ones.
+        # A quick cell is not a result, so it must not be among the real ones.
         results, page = results / "quick", results / "quick" / "reproduction.md"
     share = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", part)
     if share is None or int(share[1]) > int(share[2]):

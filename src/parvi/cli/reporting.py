@@ -9,10 +9,10 @@ _DEFAULT = "report.html"
 
 
 class Reporting(TyperCommand):
-    """A command whose ``--report`` may stand without a file."""
+    """A command whose ``--report`` works without a file."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Give ``--report`` a file where it has none."""
+        """Give ``--report`` a file if it has none."""
         return super().parse_args(ctx, with_report(args))
 
 

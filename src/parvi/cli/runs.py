@@ -83,7 +83,7 @@ def resume(
     report: Annotated[Path | None, _REPORT] = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
-    """Go on with a run from its checkpoint."""
+    """Resume a run from its checkpoint."""
     keep_compiled()
     with in_one_line():
         if sampler not in READY:
@@ -97,7 +97,7 @@ def resume(
 
 def check(
     run: Annotated[Path, _RUN],
-    model: Annotated[str | None, typer.Option(help="Check it anew with this model.")] = None,
+    model: Annotated[str | None, typer.Option(help="Check it again with this model.")] = None,
     data: Data = None,
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
@@ -126,21 +126,21 @@ def _loaded(path: Path, model: str | None, data: Path | None) -> parvi.Result:
 
 
 def _ran(run: Any, checkpoint: Path | None) -> parvi.Result:
-    """The result of a run, also if it failed; an interrupt ends the command."""
+    """The result of a run, even if it failed; an interrupt ends the command."""
     try:
         with warnings.catch_warnings():
             # The verdict says the same.
             warnings.simplefilter("ignore", parvi.NotAtRestWarning)
             return run()
     except parvi.SamplingInterrupted as error:
-        on = f"It is in {checkpoint}: the same command goes on with it."
+        on = f"It is saved in {checkpoint}: the same command resumes it."
         if checkpoint is None:
-            on = "It was not saved; with --checkpoint FOLDER, the same command would go on with it."
+            on = "It was not saved; with --checkpoint FOLDER, the same command would resume it."
         note(f"The run was interrupted after {error.result.num_steps} steps. {on}")
         raise typer.Exit(INTERRUPTED) from error
     except parvi.SamplingError as error:
         if error.__cause__ is not None:
-            # What a step raised is not in the verdict.
+            # The verdict does not have what a step raised.
             raise error.__cause__ from error
         return error.result
 

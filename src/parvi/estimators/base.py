@@ -18,11 +18,11 @@ from parvi.estimators.rows import Rows, Scaling, merged, padded, scaling_of
 from parvi.sampling import sample
 from parvi.targets.minibatch import MiniBatch
 
-# Particles by default: this many, or two a dimension if those are more, up to the second number. If
-# even that is less than two a dimension, it is the first again: predictions need no more, and only
-# maps that bend have a use for them.
+# Particles by default: the first number, or two per dimension if that is more, up to the second.
+# If the second is less than two per dimension, it is the first again: predictions need no more,
+# and only maps that bend have a use for more.
 _LEAST_PARTICLES, _MOST_PARTICLES = 256, 512
-# Rows in a step if all of them are too dear (parvi.MiniBatch).
+# Rows in a step if all of them are too expensive (parvi.MiniBatch).
 _BATCH_SIZE = 1024
 # Limit on the numbers of a block of predictions (particles times rows).
 _AT_ONCE = 4_000_000
@@ -46,7 +46,7 @@ class AbstractBayesianEstimator(BaseEstimator, abc.ABC):
 
     @abc.abstractmethod
     def _model(self, rows: Rows, rng: np.random.Generator) -> tuple[Any, Any, dict, Any]:
-        """log prior, log likelihood, a particle, and ``init(num)``, for standardised rows."""
+        """The log prior, log likelihood, a particle, and ``init(num)``, for standardised rows."""
 
     @abc.abstractmethod
     def _outputs(self, z: Float[np.ndarray, "rows d"]) -> Float[np.ndarray, "n rows *k"]:
@@ -62,7 +62,7 @@ class AbstractBayesianEstimator(BaseEstimator, abc.ABC):
         y
             Outcomes, an array of shape (rows,).
         sample_weight
-            Weights of the rows; a weight of two is the same as the row given twice.
+            Weights of the rows; a weight of two means the same as the row given twice.
         """
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=self._y_is_numeric)
         check_consistent_length(X, y)
@@ -100,8 +100,8 @@ class AbstractBayesianEstimator(BaseEstimator, abc.ABC):
         Parameters
         ----------
         n_samples
-            How many of the particles, drawn at random, and with repetitions if these are more than
-            there are; None for all of them in their own order, which is the most exact.
+            The number of particles to draw at random, with repetitions if it is more than there
+            are; None for all particles in their own order, which is the most exact.
         random_state
             An int, a NumPy ``RandomState`` or None.
         """

@@ -33,8 +33,8 @@ class AbstractRegressor(RegressorMixin, AbstractBayesianEstimator):
         X
             Inputs, an array of shape (rows, features).
         return_std
-            Whether its standard deviation is returned too: of the mean over the particles, and of
-            the noise.
+            Whether its standard deviation is returned too: that of the mean over the particles and
+            that of the noise together.
         """
         mean, sd = self._averaged(X, lambda outputs, _: self._moments(outputs))
         return (mean, sd) if return_std else mean
@@ -100,9 +100,9 @@ class BayesianLinearRegression(AbstractGaussianRegressor):
         sigma, on the outcomes' own scale; None infers it, down to a thousandth of their standard
         deviation.
     n_particles
-        Number of particles; None for 256, or two a dimension if those are 257 to 512.
+        Number of particles; None for 256, or two per dimension if that is 257 to 512.
     batch_size
-        Rows in a step if all of them are too dear, see ``parvi.MiniBatch``; None for 1024.
+        Rows in a step if all of them are too expensive, see ``parvi.MiniBatch``; None for 1024.
     sampler
         A sampler; None for ``parvi.pfg()``.
     max_iter
@@ -218,7 +218,7 @@ def _log_likelihood(particle, rows):
 
 
 class _FixedNoise(eqx.Module):
-    """The log likelihood with a known noise; an array, so that its value is no constant."""
+    """The log likelihood with a known noise, which is an array so that it is not a constant."""
 
     noise: Any
 

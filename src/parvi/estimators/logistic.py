@@ -3,8 +3,8 @@
     P(y = k | x) is proportional to exp(b_k + w_k.x),  sum over k of w_k = 0
 
 The softmax does not see what all classes have in common, so weights are sampled in an orthonormal
-basis of the contrasts between classes. Their prior N(0, tau^2) there is that of independent
-N(0, tau^2) for every class, projected; no class is a reference.
+basis of the contrasts between classes. Their prior N(0, tau^2) there is the projection of
+independent N(0, tau^2) for every class; no class is a reference.
 """
 
 from typing import Any
@@ -62,7 +62,7 @@ class AbstractClassifier(ClassifierMixin, AbstractBayesianEstimator):
     def log_predictive(self, X: Any, y: Any) -> np.ndarray:
         """The log of the predictive probability of every row's class.
 
-        It is minus infinity for a class that was not there when the model was fitted.
+        It is minus infinity for a class that was absent when the model was fitted.
         """
         y = column_or_1d(np.asarray(y))
         check_consistent_length(X, y)
@@ -83,8 +83,8 @@ def _log_softmax(outputs: Float[np.ndarray, "n rows k"]) -> Float[np.ndarray, "n
 class BayesianLogisticRegression(AbstractClassifier):
     """Logistic regression whose weights and prior scale are sampled together.
 
-    Inputs are standardised first. Weights have the prior N(0, tau^2), and tau is inferred, where
-    scikit-learn's ``LogisticRegression`` has to be told its ``C``. With more than two classes the
+    Inputs are standardised first. Weights have the prior N(0, tau^2), and tau is inferred, whereas
+    scikit-learn's ``LogisticRegression`` has to be given its ``C``. With more than two classes the
     model is multinomial.
 
     Parameters

@@ -1,9 +1,9 @@
 """Bayesian neural networks: every particle is a network, and predictions average over all of them.
 
 Layer l computes tau_l (z W / sqrt(fan-in) + c) of its inputs z, with N(0, 1) priors of W and c, and
-log tau_l ~ N(0, 1): the scales of the layers are inferred with the weights. Written as one prior of
-the weights themselves, with tau_l as their standard deviation, the density would be highest where
-tau_l and all weights vanish, and descents would run into that point.
+log tau_l ~ N(0, 1): the scales of the layers are inferred with the weights. If the prior were one
+of the weights themselves, with tau_l as their standard deviation, the density would be highest
+where tau_l and all weights vanish, and descents would run into that point.
 """
 
 import itertools
@@ -24,7 +24,7 @@ _ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
     "relu": (jax.nn.relu, lambda a: np.maximum(a, 0)),
     "tanh": (jnp.tanh, np.tanh),
 }
-# The least noise that a network can be made to fit, in standard deviations of the outcomes.
+# The least noise to which a network can be fitted, in standard deviations of the outcomes.
 _FLOOR = 1e-2
 
 
@@ -164,7 +164,7 @@ class BayesianMLPRegressor(_Network, AbstractGaussianRegressor):
 class BayesianMLPClassifier(_Network, AbstractClassifier):
     """A Bayesian neural network for classification, with a softmax over its outputs.
 
-    As ``BayesianMLPRegressor``, without a noise.
+    It is like ``BayesianMLPRegressor``, without a noise.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ from scipy.special import gammaln
 from parvi.estimators.linear import AbstractRegressor, linear_part
 from parvi.estimators.priors import linear_model
 
-# The largest log rate that is told from a larger one: exp of it is finite in float64.
+# Larger log rates are cut to this one, whose exp is finite in float64.
 _MOST = 500.0
 
 

@@ -4,7 +4,7 @@
 
 With tau^2 = s^2 / d, the linear part of the model has a standard deviation of about s, whatever the
 number d of inputs; the data say by how much it is larger or smaller. The prior of tau counts as
-much as nu weights of that size. tau is integrated out, so that no funnel has to be sampled:
+much as nu weights of that size. Since tau is integrated out, no funnel has to be sampled:
 
     p(w) is proportional to (1 + |w|^2 d / (nu s^2))^(-(nu + m) / 2),
 
@@ -19,15 +19,15 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-# nu. The t density then has a finite variance, so that data that two classes can be separated by
-# leave weights with moments.
+# nu. The t density then has a finite variance, so weights have moments even if the data separate
+# the classes.
 _WORTH = 4.0
 # Median and spread of the noise, in standard deviations of the outcomes, on the log scale.
 _NOISE, _NOISE_SPREAD = np.log(0.5), 1.5
 
 
 class LinearPrior(eqx.Module):
-    """The log prior of the weights, the intercept, tau and the noise, where a particle has them.
+    """The log prior of the weights, the intercept, tau and the noise, if a particle has them.
 
     Numbers are arrays, so that models that differ in them share their programs.
 

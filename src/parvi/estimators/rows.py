@@ -1,9 +1,9 @@
 """Rows of data as the models see them: without repetitions, standardised, padded to a few lengths.
 
-Equal rows become one with the sum of their weights, in sorted order. So a weight of two is the same
-as the row given twice, to the last bit, and the order of the rows does not matter. Rows of weight
-zero then fill the number of rows up to one of a few, so that the folds of a cross-validation, which
-differ by a row or two, share their compiled programs.
+Equal rows become one with the sum of their weights, in sorted order. So a weight of two gives the
+same as the row given twice, to the last bit, and the order of the rows does not matter. Rows of
+weight zero are then added until the number of rows is one of a few, so that the folds of a
+cross-validation, which differ by a row or two, share their compiled programs.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-# More rows than this are taken as they come: sorting and padding would take memory and time.
+# More rows than this are used as they are: sorting and padding would take memory and time.
 _MOST = 1 << 16
 _FEWEST = 64
 # Numbers of rows are rounded up to multiples of an eighth of the power of two below them.

@@ -169,14 +169,14 @@ def _field_page(cells, folder):
             middle, whole = cosines[len(cosines) // 2], np.mean(cosines)
             rows.append([_FIELDS[name], f"{middle:.3f}", f"{whole:.3f}"])
     intro = (
-        "The figures show g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), the darker the "
-        "longer within a panel, and the "
+        "The figures show g(0, x) from N(0, I) towards N([20, 20], diag(100, 1)), with darker "
+        "arrows where it is larger within a panel, and the "
         "Helmholtz parts of the term μ* μₜᵀ x of linear SVGD at μₜ = [0, 10]. The table gives the "
         "cosine of the angle to optimal transport, at the mean of the particles and on average "
         "over the grid. At the mean only the last regulariser points where transport does. Around "
-        "the mean it spreads by Σ* - I where transport spreads by its root, so over the grid it "
-        "is not the nearest. The paper says that it alone approximates transport, and shows "
-        "pictures.\n\n"
+        "the mean it spreads by Σ* - I, whereas transport spreads by its root, so over the grid "
+        "this regulariser is not the nearest. The paper says that it alone approximates transport, "
+        "and shows pictures.\n\n"
     )
     table = markdown(["regulariser", "at the mean", "over the grid"], rows) if rows else ""
     return intro + table + "\n" + "\n".join(text) + "\n" + footnote(cells)

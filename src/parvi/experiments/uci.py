@@ -85,7 +85,7 @@ def _sampler(method, size, problem, hidden, steps):
     size = np.float32(size)
     rows = len(problem.targets)
     if method == "SGLD":
-        # The curvature grows with the rows, and SGLD has no metric to divide by it.
+        # The curvature grows with the rows, and SGLD has no metric that would divide by it.
         return exactly(sgld(Falling(size * np.float32(3 / rows), steps)), steps)
     if method == "pSGLD":
         falling = Falling(size / np.float32(rows), steps)
@@ -223,9 +223,9 @@ _PROTOCOLS = {
         "and has no setting: every particle descends alone, then makes Hamiltonian transitions on "
         "its own hill, about 1900 gradients in all. It ends as NOT_AT_REST, as networks have more "
         "hills than particles. The paper takes 20 000 steps and has another protocol (below), so "
-        "its figures are of another experiment. The seconds of the default were measured beside "
-        "other work. The cells of flows are from before flows spread coordinates that start alike, "
-        "which is here the precision of the prior. Year runs only if its file is there "
+        "its figures belong to another experiment. The seconds of the default were measured beside "
+        "other work. The cells of flows are from before flows gave a spread to coordinates that "
+        "start alike; here that is the precision of the prior. Year runs only if its file is there "
         "(`parvi data year`).\n\n"
     ),
     "paper": (

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from parvi.cloud import AbstractLens, View
 from parvi.interface import AbstractField, AbstractVelocity
 
-# This many halvings narrow the widest range of float32 to a hundred thousandth.
+# This many halvings narrow the widest range of float32 to one part in a hundred thousand.
 _HALVINGS = 24
 
 

@@ -64,7 +64,7 @@ class SharedPreconditioner(AbstractMatrixKernel):
 
     def fit(self, kernel, cloud, memory):
         metric, memory = self.preconditioner.update(cloud, memory)
-        # A frame centred at zero makes a kernel that is not radial that of the paper, k(z, z').
+        # In a frame centred at zero, a kernel that is not radial is the paper's k(z, z').
         frame = frame_of(metric, jnp.zeros_like(cloud.particles[0]))
         # SVGD is deterministic and remembers nothing.
         fit, _ = fit_in(frame, SVGD(kernel, self.block_size), None, cloud, ())
@@ -262,7 +262,7 @@ class UnitMean(AbstractRadialKernel):
             particles = particles[jnp.linspace(0, num - 1, max_points).astype(int)]
         used = particles.shape[0]
         value = kernel.profile(square_distances(particles, particles), dim).value
-        # In a part of the particles, pairs of a particle with itself would weigh too much.
+        # In a subset of the particles, pairs of a particle with itself would weigh too much.
         itself = jnp.mean(jnp.diagonal(value))
         others = (jnp.mean(value) * used - itself) / max(used - 1, 1)
         return UnitMean(kernel, 1 / (itself / num + (1 - 1 / num) * others))

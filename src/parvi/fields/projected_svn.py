@@ -10,8 +10,8 @@ dimensions, where kernels work. The part of each particle outside their span sta
 the particles start as draws of the prior, this part already has the posterior's distribution, up
 to what eigenvalues below the threshold would have changed. The subspace is recomputed at each step.
 
-Without a prior nothing is known of the directions that are left alone, so none may be: the
-subspace is then the whole space.
+Without a prior nothing is known of the directions that are left alone, so none may be left alone:
+the subspace is then the whole space.
 """
 
 import jax

@@ -10,16 +10,16 @@ from parvi.cloud import Cloud, LogDensity
 
 # Step of the differences for a Hessian, and its smallest eigenvalue, in units of a mode's width.
 _DIFFERENCE, _FLATTEST = 0.03, 0.01
-# Prior particles of a mode, as wide as its Hessian says.
+# A mode's covariance begins with this many prior particles, as wide as its Hessian says.
 _PRIOR = 10.0
 # Iterations of a bridge.
 _NUM_ITERATIONS = 30
-# Particles of a path are copies of each other in part: so many of them are worth one.
+# Particles of a path are partly copies of each other: this many of them are worth one.
 _ALIKE = 4.0
 
 
 class Mass(NamedTuple):
-    """The log of a mode's mass, and the variance of that."""
+    """The log of a mode's mass, and the variance of that log."""
 
     log_mass: Float[Array, ""]
     variance: Float[Array, ""]
@@ -40,7 +40,7 @@ def hessian_axes(log_density: LogDensity, peak, unit) -> HessianAxes:
     scores = Cloud.at(log_density, around).place.scores / unit
     hessian = (scores[0] - scores[1:]) / _DIFFERENCE
     values, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
-    # What is not finite makes a bridge that is not, and the path's weights are taken.
+    # If this is not finite, the bridge is not either, and the path's weights are used.
     widths = jnp.maximum(jnp.abs(values), _FLATTEST) ** -0.5
     factor = vectors * widths / unit[:, None]
     volume = jnp.sum(jnp.log(widths)) - jnp.sum(jnp.log(unit))
@@ -67,7 +67,7 @@ def bridge(here, weights, there) -> Mass:
     here, there = (jnp.clip(log_ratios - centre, -60, 60) for log_ratios in (here, there))
 
     def terms(log_mass):
-        """Of the two means: both are bounded, whatever the ratios."""
+        """The terms of the two means; both are bounded, whatever the ratios."""
         of_q = 1 / (share + (1 - share) * jnp.exp(log_mass - there))
         of_p = 1 / (share * jnp.exp(here - log_mass) + (1 - share))
         return of_q, of_p

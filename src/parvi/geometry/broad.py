@@ -10,16 +10,16 @@ from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame, DiagonalFram
 
 # Log volume by which the broad Gaussian may be widened beyond the particles.
 _ROOM = 6.0
-# Particles that many times wider than expected are much wider.
+# Particles count as much wider from this many times the expected width on.
 _NARROW = 1.4
 
 
 def broad(particles, scores, breadth: float) -> AbstractGaussianFrame:
     """A frame in which N(0, I) is broad: as wide as the particles in every direction, and more.
 
-    Clumps that were found may lie on a line and others beside it. So narrow directions are widened
-    until they hold as many clumps as the widest one, or until the volume is large enough. The
-    width of a clump is told by the Fisher information.
+    Clumps that were found may lie on a line, and others beside it. So narrow directions are
+    widened until they hold as many clumps as the widest one, or until the volume is large enough.
+    The Fisher information gives the width of a clump.
     """
     if not tells_covariance(particles.shape):
         own = DiagonalFrame.of(particles)
@@ -40,8 +40,8 @@ def broad(particles, scores, breadth: float) -> AbstractGaussianFrame:
 def rescaled(base: AbstractGaussianFrame, place: Place) -> AbstractGaussianFrame:
     """The base with every axis scaled so that the scores have mean square 1.
 
-    More than a number for each axis would be fitted to the very particles that fly in it: the
-    covariance of 512 particles in 100 dimensions made them 8 % too narrow.
+    More than one number for each axis would be fitted to the same particles that then fly in it:
+    the covariance of 512 particles in 100 dimensions made them 8 % too narrow.
     """
     squares = jnp.mean(base.pull(place.scores) ** 2, axis=0)
     scale = jnp.where(squares > 0, squares, 1.0) ** -0.5
@@ -55,7 +55,7 @@ def is_wider(z: Float[Array, "n d"], width: float) -> Bool[Array, ""]:
     """Whether the particles are much wider than this in some direction."""
     centred = z - jnp.mean(z, axis=0)
     widest = jnp.linalg.eigvalsh(centred.T @ centred / len(z))[-1]
-    # Both the particles and those that the frame was made of have a widest direction by chance.
+    # The particles, and those of which the frame was made, both have a widest direction by chance.
     chance = (1 + math.sqrt(z.shape[1] / len(z))) ** 2
     return jnp.sqrt(widest) > _NARROW * width * chance
 

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-# Numbers of directions, of angles between two of them, and of points at which the density along
-# each is estimated.
+# The numbers of directions, of angles between two of them, and of points at which the density
+# along each direction is estimated.
 _NUM_DIRECTIONS = 4
 _NUM_ANGLES = 8
 _NUM_POINTS = 96
-# Number of points at which particles are counted, for each of those.
+# Number of points at which particles are counted, for each of these points.
 _FINER = 4
 # Maximum number of particles that are used.
 _MOST = 8192
@@ -28,8 +28,9 @@ def separated(
 ) -> Bool[Array, ""]:
     """Whether some direction has a valley ``depth`` times lower than the middles beside it.
 
-    The middles are the medians of the particles below and above the valley. For one hill, however
-    skewed or heavy in its tails, one of the two is lower than any point between them.
+    The middles are the medians of the particles below and above the valley. On one hill, however
+    skewed or heavy in its tails, the density at one of the two is lower than anywhere between
+    them.
 
     Parameters
     ----------

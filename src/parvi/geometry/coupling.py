@@ -1,7 +1,8 @@
 """Couplings: coordinates in which the means and scales of some directions follow a few coordinates.
 
-In a funnel the scale of many coordinates depends on one, as that of the groups of a centred
-hierarchy does on log tau. No affine frame fits both of its ends. A coupling does:
+In a funnel the scale of many coordinates depends on one coordinate, as the scale of the groups of
+a centred hierarchy depends on log tau. No affine frame fits both ends of a funnel. A coupling
+does:
 
     x = c + W (m(t) + exp(g(t)) v),    z = c + W v,    v = W^-1 (z - c)
 
@@ -35,8 +36,8 @@ class Coupling(eqx.Module):
     centre
         The point c.
     leaders, units
-        The coordinates that are followed, and the reciprocals of their standard deviations; those
-        that fill up have 0.
+        The coordinates that are followed, and the reciprocals of their standard deviations;
+        entries that only fill the arrays have 0.
     knots
         Where the log scales bend along each leader.
     mix, unmix
@@ -45,7 +46,7 @@ class Coupling(eqx.Module):
         Weights of the log scales g: of 1, of t, and of the hinges at the knots.
     means
         Weights of the means m: of 1, t, t^2, and of exp(2 g) times t, t^2 and 1. Where a scale
-        vanishes, as in the neck of a funnel, the latter vanish too, however far beyond the
+        vanishes, as in the neck of a funnel, the last three vanish too, however far beyond the
         particles.
     """
 
@@ -59,7 +60,7 @@ class Coupling(eqx.Module):
     means: Float[Array, "m d"]
 
     def astype(self, dtype: Any) -> "Coupling":
-        """The coupling as JAX's arrays, those of numbers in this dtype."""
+        """The coupling as JAX arrays, with real numbers in this dtype."""
 
         def cast(leaf):
             return jnp.asarray(leaf, leaf.dtype if leaf.dtype == jnp.int32 else dtype)

@@ -18,24 +18,25 @@ from parvi.geometry.frame import (
     tells_covariance,
 )
 
-# A drift of more than this is no chance.
+# A drift of more than this is not chance.
 BOUND = 1.0
-# Normal score that is no chance, of a sum of all squared changes or of a tail: 5 in 10 000.
+# A normal score of this size, of a sum of all squared changes or of a tail, is not chance: 5 in
+# 10 000.
 _UNLIKELY = 3.3
 # Number of particles at which skewness doubles the largest errors.
 _SKEW = 10.0
-# Particles per dimension from which on tails are tested.
+# Tails are tested from this many particles per dimension on.
 _MANY = 5
-# Standard errors of a correlation between two places of a particle that are no chance.
+# A correlation between two places of a particle of this many standard errors is not chance.
 _REMEMBERED = 2.0
 
 
 class Axes(NamedTuple):
     """The directions along which moments are taken.
 
-    ``frame``: that of the particles. ``crossed``: that of every second particle, if these
-    determine their covariance. It is used for the squares of the others: in a frame that is fitted
-    to the particles themselves, even independent draws have variances that are too small.
+    ``frame``: the frame of the particles. ``crossed``: the frame of every second particle, if
+    these determine their covariance. It is used for the squares of the others: in a frame that is
+    fitted to the particles themselves, even independent draws have variances that are too small.
     """
 
     frame: AbstractGaussianFrame
@@ -52,8 +53,8 @@ class Axes(NamedTuple):
 class Moments(NamedTuple):
     """For every particle, sums over its transitions.
 
-    ``z``: the place in the frame. ``squares``: of each coordinate by itself, standardised.
-    ``crossed``: squares of every second particle in the crossed frame.
+    ``z``: the place in the frame. ``squares``: the square of each standardised coordinate.
+    ``crossed``: the squares of every second particle in the crossed frame.
     """
 
     z: Float[Array, "n d"]
@@ -80,7 +81,7 @@ def scaled(moments: Moments, factor: Any) -> Moments:
 
 
 class Moved(NamedTuple):
-    """How far each direction has moved from one time to another: 0 for not at all, 1 for anew.
+    """How far each direction has moved between two times: 0 for no move, 1 for a new place.
 
     ``framed``: along the axes of the frame. ``own``: the coordinates themselves.
     """
@@ -108,8 +109,8 @@ class Moved(NamedTuple):
 class Drift(NamedTuple):
     """The outcome of a comparison.
 
-    ``drift``: the largest change in standard errors, less what would be chance. ``changes``: the
-    larger change, of mean and variance, of every coordinate.
+    ``drift``: the largest change in standard errors, minus what chance would give. ``changes``:
+    the larger change, of mean and variance, of every coordinate.
     """
 
     drift: Float[Array, ""]
@@ -125,12 +126,12 @@ def compared(
 ) -> Drift:
     """Compare the mean moments of every particle before and after.
 
-    ``strict`` takes the moments before as exact. As a sample of n independent draws they have an
-    error of their own; particles that claim to be better than that have to show it.
+    ``strict`` takes the moments before as exact. As a sample of n independent draws they would
+    have an error of their own; particles that claim to be better than that have to show it.
 
     ``moved``: how far each direction has moved in between. Those that move slowly are where a
-    moment can be on its way, so they get most of the chance of a false alarm. Of d directions of
-    which one is slow, that one is tested almost as if it were alone.
+    moment can be on its way, so they get most of the chance of a false alarm. If one of d
+    directions is slow, it is tested almost as if it were alone.
     """
     frame = axes.frame
 
@@ -168,7 +169,7 @@ def _common(before: Float[Array, "n d"], after: Float[Array, "n d"]) -> Float[Ar
     """The change that the squares of all coordinates have in common, in standard errors.
 
     No coordinate by itself need change by more than chance. Squares are in units of the particles'
-    own variances, which are so much too small that even exact draws grow by 3 / n.
+    own variances. These are too small, so the squares of even exact draws grow by 3 / n.
     """
     num = len(before)
     gaps = jnp.mean(after - before, axis=1)
@@ -181,8 +182,8 @@ def _errors(changes: Float[Array, "n d"], values: Float[Array, "n d"]) -> Float[
     num = len(changes)
     error = jnp.std(values, axis=0) * num**-0.5 + jnp.finfo(changes.dtype).tiny
     ratios = jnp.mean(changes, axis=0) / error
-    # From Student's distribution to about a normal one. The squares of few particles are skewed
-    # besides, which the largest of many errors feels.
+    # From Student's distribution to about a normal one. The squares of few particles are also
+    # skewed, which shows in the largest of many errors.
     return jnp.sign(ratios) * jnp.sqrt(num * jnp.log1p(ratios**2 / num)) / (1 + _SKEW / num)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from parvi.cloud import AbstractLens, LogDensity, in_blocks
 
-# Particles a dimension from which on flights use a dense frame.
+# Flights use a dense frame from this many particles per dimension on.
 _PER_DIMENSION = 3
 
 
@@ -150,10 +150,10 @@ class LowRankFrame(AbstractGaussianFrame):
     """L = diag(scale) (I + U (R - I) U^T), with orthonormal columns U and roots R. O(n d k).
 
     It is for fewer particles than would determine a covariance. The particles and their scores
-    together tell more: for a Gaussian of covariance C the covariance of the scores is C^-1 and
-    both carry the same noise, so C is the geometric mean of the first and the inverse of the
-    second, exactly. It is taken in the span of the widest directions of both
-    (nutpie adapts chains so).
+    together say more: for a Gaussian of covariance C the covariance of the scores is C^-1, and
+    both covariances carry the same noise, so C is the geometric mean of the first and the inverse
+    of the second, exactly. It is taken in the span of the widest directions of both (nutpie adapts
+    chains so).
     """
 
     mean: Float[Array, " d"]
@@ -235,11 +235,11 @@ def _roots(matrix):
 def frame_for_flights(
     particles: Float[Array, "n d"], scores: Float[Array, "n d"]
 ) -> AbstractGaussianFrame:
-    """A dense frame if there are many particles a dimension, else one of low rank.
+    """A dense frame if there are many particles per dimension, else one of low rank.
 
-    A particle that flies in a frame that is fitted to itself does not leave the target quite as it
-    was. With 1.7 particles a dimension, exact draws of a Gaussian had a drift of 8 in a dense
-    frame, with 2.3 one of 2 to 3, and with three none.
+    A particle that flies in a frame fitted to itself does not leave the target quite as it was.
+    With 1.7 particles per dimension, exact draws of a Gaussian had a drift of 8 in a dense frame,
+    with 2.3 one of 2 to 3, and with three none.
     """
     num, dim = particles.shape
     if num >= _PER_DIMENSION * dim + 2:

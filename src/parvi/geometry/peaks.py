@@ -54,7 +54,7 @@ def depths(
 ) -> Float[Array, " m"]:
     """How deep the valley is between each point and its end, or one end for all, in nats.
 
-    Where level sets are convex there is none, however far the end is.
+    Where level sets are convex there is no valley, however far the end is.
     """
     shares = jnp.linspace(0, 1, NUM_POINTS + 2, dtype=points.dtype)[1:-1]
     values = jax.lax.map(

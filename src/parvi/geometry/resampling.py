@@ -1,4 +1,4 @@
-"""Drawing particles anew by their weights, so that every region keeps its mass; temperatures."""
+"""Resampling of particles by their weights, so that every region keeps its mass; temperatures."""
 
 import math
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-# Bits of every coordinate in the order in which particles are drawn anew.
+# Bits of every coordinate in the order in which particles are resampled.
 _BITS = 5
 # Bisections for the next temperature.
 _BISECTIONS = 40
@@ -58,7 +58,7 @@ def next_beta(gains: Float[Array, " n"], beta: Float[Array, ""], share: float) -
 
     one = jnp.ones_like(beta)
     low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (beta, one))
-    # Where even the smallest step costs too much, it is taken all the same.
+    # If even the smallest step costs too much, it is taken all the same.
     return jnp.where(enough(one), one, jnp.maximum(low, jnp.minimum(high, beta + 1e-6)))
 
 

@@ -2,19 +2,20 @@
 
 Take some coordinates as leaders, and let the others be Gaussian given them, with covariance
 C(t) = W exp(2 g(t)) W^T, a diagonal matrix in the middle. This holds exactly for the groups of a
-linear hierarchy given one scale, whose precision is A + B / tau^2. The scores then tell all of it:
+linear hierarchy given one scale, whose precision is A + B / tau^2. The scores then give all parts
+of it:
 
 1. If q = -C^-1 (y - m) is linear in y, the geometric mean of Cov(y) and Cov(q)^-1 is C, whatever
-   the distribution of y. It is taken among the lower and the upper half of each leader, and W
-   diagonalises all of them together (Cardoso & Souloumiac 1996).
+   the distribution of y. It is found in the lower and the upper half of each leader, and W
+   diagonalises all of these together (Cardoso & Souloumiac 1996).
 2. In the coordinates of W, exp(2 g) q^2 + exp(-2 g) (y - m)^2 has its smallest mean at the right g:
    a convex problem, for particles that need not be at the target.
 3. y + exp(2 g) q is the mean m itself, so m is found by least squares.
 
 *Bentness* is log det Cov(x) + log det E[s s^T]: 0 for a Gaussian, positive otherwise, and the same
 in all affine frames. One half of the particles makes a coupling and the other half judges it by
-this number; all of them make the one that is used. Candidates are the coordinates along which the
-scores of others bend most.
+this number; all particles make the one that is used. Candidates are the coordinates along which
+the scores of others bend most.
 
 The fits are NumPy on the host: matrices of every size would each have to be compiled.
 """
@@ -28,7 +29,7 @@ from jaxtyping import Float
 from parvi.evaluation import quickly
 from parvi.geometry.coupling import SHARPNESS, Coupling
 
-# Fewest particles per dimension (a covariance is found from a quarter of them, which takes 1.5 a
+# Fewest particles per dimension (a quarter of them give a covariance, which takes 1.5 per
 # dimension), most dimensions, and most particles that are looked at.
 _FEWEST, _MOST_DIMENSIONS, _MOST_PARTICLES = 6, 128, 8192
 # The sum of squares of the scores, in the particles' frame, that has to bend along a candidate; and
@@ -36,14 +37,14 @@ _FEWEST, _MOST_DIMENSIONS, _MOST_PARTICLES = 6, 128, 8192
 _BENDS, _MOST_CANDIDATES = 0.4, 4
 # Most leaders, and the quantiles at which scales bend along them.
 _MOST_LEADERS, _KNOTS = 3, (0.3, 0.7)
-# Rounds of scale and mean; Newton's steps at most, their bound, and the ridge in particles.
+# Rounds of scale and mean; the most Newton steps, their bound, and the ridge in particles.
 _NUM_ROUNDS, _NUM_STEPS, _SMALL, _RIDGE = 3, 30, 1e-5, 1.0
 # A mean bends by itself, not only with its scale, if that halves its error and the error counts.
 _HALVED, _COUNTS = 0.5, 0.05
-# The standard deviation of a log scale that is no more than the noise of its fit.
+# A log scale with a standard deviation below this is only the noise of its fit.
 _STEADY = 0.2
-# The fall of the bentness that has to be seen on the other half. Stages in new coordinates have to
-# be compiled, which less would not be worth: regressions have up to 0.7, hierarchies 2 to 4.
+# The fall of the bentness that the other half must show. Stages in new coordinates have to be
+# compiled, and a smaller fall is not worth that: regressions have up to 0.7, hierarchies 2 to 4.
 _LEAST_GAIN = 1.0
 
 
@@ -113,9 +114,9 @@ def _entered(coupling, x, s):
 def _candidates(x, s) -> list[int]:
     """The coordinates along which the scores bend most.
 
-    In the particles' own frame, what a linear regression on the particles leaves of each score is
-    compared with z_j u_k, which a scale that follows coordinate k would make of it, and with u_k^2,
-    which a mean would. The noise of so many products is taken off.
+    In the particles' own frame, the residual of each score after a linear regression on the
+    particles is compared with z_j u_k, which would come from a scale that follows coordinate k,
+    and with u_k^2, which would come from a mean. The noise of so many products is subtracted.
     """
     num, dim = x.shape
     u = (x - x.mean(axis=0)) / x.std(axis=0)
@@ -247,11 +248,11 @@ def _log_scales(features, q, y) -> Float[np.ndarray, "f p"]:
 def _mean_weights(t, y, q, sds) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "n p"]]:
     """Weights of the means, and the means: of 1, t, t^2, and of the variance times t, t^2 and 1.
 
-    In a hierarchy the mean of a group is a constant less its variance, times what the other scales
-    make of it. In the neck of a funnel, beyond the particles, such a mean stays where it is; a
-    polynomial by itself would leave, and there is no way into the neck. So where the scale varies,
-    a mean that bends by itself is the variance times a polynomial; on a ridge of one width, which
-    has no neck, it is a polynomial.
+    In a hierarchy the mean of a group is a constant minus its variance times a function of the
+    other scales. In the neck of a funnel, beyond the particles, such a mean stays where it is; a
+    polynomial by itself would run away, and then there is no way into the neck. So where the scale
+    varies, a mean that bends by itself is the variance times a polynomial; on a ridge of one
+    width, which has no neck, it is a polynomial.
     """
     wanted, polynomial = y + sds**2 * q, _polynomial(t)
     one, num = np.ones((len(t), 1)), polynomial.shape[1]

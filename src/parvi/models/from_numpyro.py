@@ -33,7 +33,7 @@ def from_numpyro(model: Callable, *args: Any, **kwargs: Any) -> AbstractTarget:
     model
         A function with NumPyro's primitives.
     args, kwargs
-        Its arguments, the data among them.
+        Its arguments, including the data.
 
     Examples
     --------
@@ -117,7 +117,7 @@ class NumPyroModel(AbstractModel):
         from numpyro.infer.util import constrain_fn
 
         values = self.unpacked(flat)
-        # The key is for discrete sites, on which nothing that is kept depends.
+        # The key is for discrete sites, and nothing that is kept depends on these.
         model = handlers.seed(self.model, key)
         with TRACING:
             return constrain_fn(model, self.args, self.kwargs, values, return_deterministic=True)
@@ -156,7 +156,7 @@ class NumPyroModel(AbstractModel):
             return {}
         values = {name: jnp.asarray(particles[name]) for name in self.parameters}
         if self.sites.discrete:
-            # Those of the posterior, given the particle and the data.
+            # The discrete sites of the posterior, given the particle and the data.
             draw = Predictive(self.model, values, infer_discrete=True)
             with TRACING:
                 drawn = draw(jax.random.key(0), *self.args, **self.kwargs)

@@ -28,9 +28,9 @@ def from_pymc(model: Any) -> AbstractTarget:
 
     Particles are dicts of its free variables and its deterministics, with the model's dims and
     coords. Starts are its initial point plus uniform noise on (-1, 1), unconstrained, as PyMC's
-    own. Runs are in float64, as PyMC is. Data (``pm.Data``) are those of the moment; make another
-    target after ``pm.set_data``. ``pm.Minibatch`` makes a ``MiniBatch``: its deterministics that
-    depend on the batch, and the posterior predictive, are left out.
+    own. Runs are in float64, as PyMC is. Data (``pm.Data``) have the values of the moment; make
+    another target after ``pm.set_data``. ``pm.Minibatch`` makes a ``MiniBatch``; deterministics
+    that depend on the batch, and the posterior predictive, are then left out.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ def from_pymc(model: Any) -> AbstractTarget:
 def from_bambi(model: Any) -> AbstractTarget:
     """The target of a Bambi model, which ``parvi.sample`` takes without ``init``.
 
-    It is that of the PyMC model that Bambi builds, as ``parvi.from_pymc`` makes it.
+    It is the target that ``parvi.from_pymc`` makes of the PyMC model that Bambi builds.
 
     Parameters
     ----------
     model
-        A ``bambi.Model``; it is built if it was not.
+        A ``bambi.Model``; it is built if it has not been.
     """
     bambi = imported("bambi", "bambi")
     if not isinstance(model, bambi.Model):
@@ -201,7 +201,8 @@ class PyMCModel(AbstractModel):
             axes = self.labels.dims.get(name, (None,) * len(shape))
             own = [axis or f"{name}_dim_{i}" for i, axis in enumerate(axes)]
             arrays[name] = (("chain", "draw", *own), particles[name][None].astype(float))
-        # Without the model's coords PyMC takes them for changed, and draws the variables anew.
+        # Without the model's coords PyMC thinks that they have changed, and draws the variables
+        # again.
         used = {axis for axes, _ in arrays.values() for axis in axes}
         coords = {axis: places for axis, places in self.labels.coords.items() if axis in used}
         dataset = xarray.Dataset(arrays, coords=coords)
@@ -244,7 +245,7 @@ def _labels(model, shapes: dict[str, tuple[int, ...]]) -> Labels:
 
 
 def _number(value) -> np.ndarray:
-    """The numbers of a constant, of shared data or of a small graph of them."""
+    """The numbers of a constant, of shared data, or of a small graph of these."""
     if hasattr(value, "get_value"):
         return np.asarray(value.get_value())
     return np.asarray(value.data if hasattr(value, "data") else value.eval())
@@ -257,7 +258,7 @@ def seed_of(key) -> int:
 
 @contextlib.contextmanager
 def _rounded(dtype: np.dtype) -> Iterator[None]:
-    """Without JAX's words on the float64 constants of a graph in a float32 run."""
+    """Silence JAX's warnings about the float64 constants of a graph in a float32 run."""
     if dtype == np.float64:
         yield
         return
@@ -268,7 +269,7 @@ def _rounded(dtype: np.dtype) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Without PyMC's announcements of what it draws."""
+    """Silence PyMC's announcements of what it draws."""
     logger = logging.getLogger("pymc")
     level = logger.level
     logger.setLevel(max(level, logging.WARNING))

@@ -126,7 +126,7 @@ class StanModel(AbstractModel):
             try:
                 row[:] = self.stan.param_unconstrain(numbers)
             except RuntimeError:
-                # Outside the support, which is said of the first such particle.
+                # It is outside the support; the message names the first such particle.
                 continue
         return flat
 
@@ -191,7 +191,7 @@ def _zero_based(name: str) -> str:
 
 
 def _places(names: list[str]) -> dict[str, np.ndarray]:
-    """Where the numbers of each array stand in a row; Stan has the first index run fastest."""
+    """The places of each array's numbers in a row; in Stan the first index runs fastest."""
     indices: dict[str, dict[tuple[int, ...], int]] = {}
     for place, name in enumerate(names):
         stem, index = _split(name)

@@ -83,7 +83,7 @@ class TFPModel(AbstractModel):
         return self._joint_log_density(flat)
 
     def _joint_log_density(self, flat):
-        # Made anew in every trace, so that it is in the run's precision.
+        # It is made again in every trace, so that it is in the run's precision.
         bijector = self.joint.experimental_default_event_space_bijector()
         free = self._unpacked(flat)
         return self.log_prob(bijector.forward(free)) + bijector.forward_log_det_jacobian(free)
@@ -191,7 +191,7 @@ def _names(structure: Any) -> list[str]:
 
 
 def _pointwise(distribution: Any, value: np.ndarray):
-    """Log probabilities, one for each number where it is made of independent ones."""
+    """Log probabilities, one for each number if the distribution is one of independent numbers."""
     kind = type(distribution).__name__.lstrip("_")
     if kind == "Independent":
         return _pointwise(distribution.distribution, value)

@@ -4,7 +4,7 @@ With a plate of N rows of which B are seen, the log density of a step is
 
     log prior(x) + N/B sum over the B rows of log p(row | x).
 
-The plate's indices are what ``MiniBatch`` draws, and the model itself takes its data by them.
+``MiniBatch`` draws the plate's indices, and the model itself picks its data by them.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,8 @@
 """A NumPyro model as simulation-based calibration needs it, on the unconstrained scale.
 
-Ranks do not change under an increasing transform of a scalar, and for others the unconstrained
-numbers are as good as any. So the parameters are the unconstrained values of the sites.
+Ranks do not change under an increasing transform of a scalar, and where there is none the
+unconstrained numbers are as good as any. So the parameters are the unconstrained values of the
+sites.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ def calibrated_model(model: Any, args: tuple, kwargs: dict, sites: Any) -> Model
         what = "an improper prior" if sites.improper else what
         raise ValueError(f"A NumPyro model with {what} cannot be calibrated as it is.")
     if not sites.observed:
-        raise ValueError("The model has no observed site, so that there are no data to draw.")
+        raise ValueError("The model has no observed site, so there are no data to draw.")
     free, seen = tuple(sites.free), tuple(sites.observed)
     unobserved = handlers.uncondition(model)
 

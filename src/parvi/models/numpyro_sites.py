@@ -109,7 +109,7 @@ def inspected(model: Callable, args: tuple, kwargs: dict) -> Sites:
     observed = {
         name: np.asarray(site["value"])
         for name, site in samples.items()
-        # Those of numpyro.factor have no data.
+        # Sites of numpyro.factor have no data.
         if site["is_observed"] and np.size(site["value"]) and not site["infer"].get("is_auxiliary")
     }
     plates = [f.dim for site in samples.values() for f in site["cond_indep_stack"]]
@@ -148,7 +148,7 @@ def _free_shape(site) -> tuple[int, ...]:
 
 
 def _axes(site) -> tuple[str | None, ...]:
-    """The names of the axes of a site's value: of its plates, and those the user gave it."""
+    """The names of the axes of a site's value: its plates, and the names that the user gave."""
     if site["type"] not in ("sample", "deterministic"):
         return ()
     shape = np.shape(site["value"])
@@ -184,7 +184,7 @@ def _subsampled(trace) -> SubsampledPlate | None:
         if inside and site["type"] == "sample" and not site["is_observed"]:
             raise ValueError(
                 f"The latent site {name} is inside the plate {batch.plate} with a subsample_size, "
-                "so that every step would have other parameters: leave subsample_size out, or "
+                "so every step would have other parameters: leave subsample_size out, or "
                 "sum the site out of the model."
             )
     return batch

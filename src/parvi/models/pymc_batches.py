@@ -1,8 +1,8 @@
 """Mini-batches of PyMC models. Needs PyMC.
 
 ``pm.Minibatch`` draws rows inside the graph, by a random generator of its own. Here the rows become
-an input, which ``MiniBatch`` draws. The graph is made for B rows at a time, so any number of them
-is taken in pieces of B.
+an input, which ``MiniBatch`` draws. The graph is made for B rows at a time, so other numbers of
+rows are taken in pieces of B.
 """
 
 import math
@@ -55,7 +55,7 @@ class Batch:
         short = pieces * self.batch_size - len(rows)
         filled = jnp.concatenate([rows, jnp.zeros(short, rows.dtype)])
         found = jax.vmap(lambda own: self._points(*values, own))(filled.reshape(pieces, -1))
-        # PyMC has scaled for all rows what has a total_size, and MiniBatch does so itself.
+        # PyMC has scaled variables with a total_size to all rows, and MiniBatch does so itself.
         factors = [self.batch_size / self.num_rows if s else 1.0 for s in self._scaled]
         flat = [each.reshape(-1, *each.shape[2:])[: len(rows)] for each in found]
         return [factor * each for factor, each in zip(factors, flat, strict=True)]
@@ -68,7 +68,7 @@ def batch_of(model) -> Batch | None:
     priors = model.logp(vars=[*model.free_RVs, *model.potentials, *others], sum=False)
     if depends_on_batch(priors):
         raise ValueError(
-            "A free variable or a potential depends on pm.Minibatch, so that every step would have "
+            "A free variable or a potential depends on pm.Minibatch, so every step would have "
             "another prior: let only observed variables depend on it."
         )
     if not inner:

@@ -1,9 +1,9 @@
 """A PyMC model as simulation-based calibration needs it, on the unconstrained scale.
 
 PyMC draws parameters and data together. The log density takes the data as an input of its graph, so
-that all data sets share one compilation. A transform may leave only a part of what a distribution
-draws, as ``ordered`` does of normal variables. Draws outside it are drawn again, and what is left
-has the density that PyMC gives the model.
+that all data sets share one compilation. A transform may admit only a part of what a distribution
+draws, as ``ordered`` does for normal variables. Draws outside that part are drawn again, and the
+rest have the density that PyMC gives the model.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 
 from parvi.calibration.model import HostModel
 
-# A model is refused if a smaller share of so many draws of its prior is within the support.
+# A model is refused if less than this share of so many draws of its prior is in the support.
 _LEAST_SHARE, _LEAST_TRIES = 1e-2, 1000
 # Parameters that were unconstrained and constrained again are the same up to this.
 _ROUNDING = 1e-6
@@ -40,7 +40,7 @@ def _refuse(model, has_batch: bool) -> None:
                 "parvi.Model(prior, simulate, log_density)."
             )
     if not model.observed_RVs:
-        raise ValueError("The model has no observed variable, so that there are no data to draw.")
+        raise ValueError("The model has no observed variable, so there are no data to draw.")
 
 
 class _Draws:
@@ -55,7 +55,8 @@ class _Draws:
         kept: list[tuple] = []
         found = tried = 0
         while found < num:
-            # PyMC compiles its draws at every call, so that a second call is for all that is left.
+            # PyMC compiles its draws at every call, so a second call is for all the draws that are
+            # left.
             size = num if tried == 0 else max(num, _LEAST_TRIES)
             arrays = self._once(jax.random.fold_in(key, tried), size)
             values = dict(zip(names, arrays, strict=False))
@@ -65,7 +66,7 @@ class _Draws:
             if tried >= _LEAST_TRIES and found < _LEAST_SHARE * tried:
                 raise ValueError(
                     f"Of {tried} draws of the prior, {found} are in the support that the model's "
-                    "transforms have, so that it cannot be drawn from: write "
+                    "transforms have, so it cannot be drawn from: write "
                     "parvi.Model(prior, simulate, log_density)."
                 )
         flat = np.concatenate([rows for rows, _ in kept])[:num]
@@ -89,7 +90,7 @@ class _Draws:
             ) from error
 
     def _unconstrained(self, values):
-        """The flat vectors, and whether they have the parameters that they were made of."""
+        """The flat vectors, and whether they give back the parameters of which they were made."""
         with np.errstate(invalid="ignore", divide="ignore"):
             flat = self.adapter.unconstrain(values)
         again = jax.jit(jax.vmap(self.adapter.constrain))(jnp.asarray(flat))

@@ -21,7 +21,7 @@ def jaxified(inputs: list, outputs: list) -> Callable:
 
 
 def forward(model) -> Callable:
-    """From the values of the free variables to those of the value variables."""
+    """A function from the values of the free variables to those of the value variables."""
     inputs = [variable.type() for variable in model.free_RVs]
     replaced = dict(zip(model.free_RVs, inputs, strict=True))
     outputs = []

@@ -14,7 +14,7 @@ from parvi.targets.recognise import recognises
 @recognises
 def _pymc(thing: Any):
     pymc = sys.modules.get("pymc")
-    # A module that is still being imported has not got its classes yet.
+    # A module that is still being imported does not have its classes yet.
     kind = getattr(pymc, "Model", None)
     return from_pymc(thing) if kind is not None and isinstance(thing, kind) else None
 

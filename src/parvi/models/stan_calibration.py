@@ -1,8 +1,9 @@
 """A Stan model as simulation-based calibration needs it, on the unconstrained scale.
 
-Stan's language has no simulator of a model block, so the user gives one. Every data set has a model
-of its own, made from the same compiled library. The log density gets the number of the data set
-beside the particle, and finds the model by it: all data sets share one compilation.
+Stan's language has no simulator for a model block, so the user gives one. Every data set has a
+model of its own, made from the same compiled library. The log density takes the number of the data
+set beside the particle, and finds the model by that number, so all data sets share one
+compilation.
 """
 
 import json
@@ -58,7 +59,7 @@ class _Models:
 
 
 class _Draws:
-    """Unconstrained parameters by the user's simulator, and the numbers of their data sets."""
+    """Unconstrained parameters from the user's simulator, and the numbers of their data sets."""
 
     def __init__(self, adapter, simulate, models):
         self.adapter, self.simulate, self.models = adapter, simulate, models

@@ -2,8 +2,8 @@
 
 One callback serves all particles. Numbers go through it as bits in uint32: JAX may call on a thread
 on which x64 is off, and would round float64 there. The value, the score and the products of the
-Hessian with vectors are BridgeStan's, in two functions with derivatives of their own, so that
-forward over reverse mode is right too.
+Hessian with vectors are BridgeStan's. They are in two functions with their own derivatives, so
+that forward over reverse mode is right too.
 """
 
 import threading
@@ -22,7 +22,7 @@ _LOCK = threading.Lock()
 def on_host(
     function: Callable, given: Float[Array, " k"], shape: tuple[int, ...]
 ) -> Float[Array, "..."]:
-    """``function`` of all rows at once, which returns as many rows of this shape.
+    """``function`` of all rows at once; it returns one row of this shape for each.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What comes out of a run, and how good it is."""
+"""The results of a run, and how good they are."""

@@ -19,7 +19,7 @@ def groups_of(
     key: Key[Array, ""],
     key_prior: Key[Array, ""],
 ) -> dict[str, dict[str, np.ndarray]]:
-    """What a model knows beside its particles, without the groups that are empty."""
+    """The groups that a model has beside its particles, without empty ones."""
     groups = {
         "log_likelihood": model.log_likelihood(particles, flat),
         "posterior_predictive": model.predict(key, particles, flat),
@@ -78,7 +78,7 @@ def inference_data(
 
 
 def _complete(labels: Labels, shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    """A name for every axis of the arrays that have names for some."""
+    """A name for every axis of each array that has names for some of its axes."""
     return {
         name: [axis or f"{name}_dim_{i}" for i, axis in enumerate(axes)]
         for name, axes in labels.dims.items()

@@ -1,12 +1,12 @@
 """Checks that say in words what is wrong with a set of particles.
 
 There are two kinds of tests. The first ask whether the particles obey Stein's identity,
-E[s f + div f] = 0, for functions that the run did not use, in units of what as many independent
-draws would show. They cannot see mass that the particles have not reached, such as a missing tail.
-The second can: Hamiltonian transitions leave the target unchanged, so they must leave the means and
-variances of the particles unchanged.
+E[s f + div f] = 0, for functions that the run did not use, in units of what the same number of
+independent draws would show. They cannot see mass that the particles have not reached, such as a
+missing tail. The second can: Hamiltonian transitions leave the target unchanged, so they must
+leave the means and variances of the particles unchanged.
 
-A clean result is no proof: neither kind sees a mode that no particle has met.
+A clean result is not a proof: neither kind sees a mode that no particle has met.
 """
 
 from typing import Any, NamedTuple
@@ -79,8 +79,9 @@ def checked(
 ) -> Check:
     """Check flat and unconstrained particles of a target whose log density is fixed.
 
-    ``drift`` is that of these particles, if the run has tested them itself, and ``known_changes``
-    that of every coordinate. ``witness``: what weighted draws of a map say of them.
+    ``drift`` is the drift of these particles if the run has tested them itself, and
+    ``known_changes`` that of every coordinate. ``witness`` is what weighted draws of a map say of
+    them.
     """
     num, dim = flat.shape
     numbers, changes, skews = _numbers(target, jnp.asarray(flat), drift)
@@ -120,7 +121,7 @@ def checked(
     if numbers["skew_p"] < _UNLIKELY:
         doubts |= _named(names, skews, float(-scipy.special.ndtri(_UNLIKELY / (2 * dim))), SKEWED)
         findings.append(
-            "The particles are skewed otherwise than the density, as if one tail were missing "
+            "The particles are not skewed as the density is, as if one tail were missing "
             f"(p = {numbers['skew_p']:.1g}){_worst(names, skews)}."
         )
     if numbers["drift"] > BOUND:
@@ -168,7 +169,7 @@ _SHAPES = {
 
 
 def _named(names: list[str], errors: np.ndarray, bound: float, word: str) -> dict[str, str]:
-    """The word for every parameter whose error is no chance."""
+    """The word for every parameter whose error is not chance."""
     return {names[i]: word for i in np.flatnonzero(errors > bound)}
 
 
@@ -180,7 +181,7 @@ def _worst(names: list[str], changes: np.ndarray | None) -> str:
 
 
 def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None, np.ndarray]:
-    """All numbers, and for every parameter its drift, if that is new, and the error of its skew."""
+    """All numbers, and each parameter's drift, if measured here, and the error of its skew."""
     density = target.full()
     values, scores = evaluate(density, flat)
     place = Place(flat, scores, values)
@@ -188,8 +189,8 @@ def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None, np
     if numbers.get("clumps", 0.0):
         numbers["clumps"] = _straight_clumps(flat, scores)
     if numbers.get("clumps", 0.0):
-        # Draws from one hill have valleys by chance: one set of nine if there are 64, and nearly
-        # all sets of 12. The log density on the ways between them has none.
+        # Draws from one hill have valleys by chance: one in nine sets of 64 draws, and nearly all
+        # sets of 12. The log density on the ways between them has none.
         x, heights, slopes = map(np.asarray, (flat, values, scores))
         numbers["clumps"] = float(len(modes_of(density, x, heights, slopes, None).weights) > 1)
     numbers["drift"], changes = (drift, None) if drift is not None else _drift(target, place)
@@ -218,7 +219,7 @@ def _skews(particles: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]
 
 
 def _straight_clumps(flat, scores) -> float:
-    """Whether particles that look clumped still do in coordinates in which no ridge is bent."""
+    """Whether particles that look clumped still do so in coordinates in which no ridge is bent."""
     coupling = straightened(np.asarray(flat), np.asarray(scores))
     if coupling is None:
         return 1.0
@@ -255,11 +256,11 @@ def _stein_numbers(log_density, place):
 
 
 def _halves(cloud) -> list[tuple[View, View]]:
-    """Pairs of what tests are chosen by and what is tested, in the frame of the first.
+    """Pairs of particles: those that choose the tests, and those that are tested in their frame.
 
-    Directions that are chosen by the very particles that they test find errors in exact draws too:
-    of a bridge of the Lorenz system in 90 dimensions, 2.7 times those expected. If half of the
-    particles do not determine a frame, all of them have to be both.
+    Directions that are chosen by the particles that they test find errors in exact draws too: 2.7
+    times the expected ones for a bridge of the Lorenz system in 90 dimensions. If half of the
+    particles do not determine a frame, all of them have to choose and be tested.
     """
     parts = [slice(0, None, 2), slice(1, None, 2)]
     if not tells_covariance((cloud.shape[0] // 2, cloud.shape[1])):
@@ -279,7 +280,7 @@ def _halves(cloud) -> list[tuple[View, View]]:
 
 
 def _extremes(chooses: View, tested: View) -> tuple[Float[Array, "2"], Float[Array, "2"]]:
-    """The Stein ratios in the directions in which those who choose have extreme ones."""
+    """The Stein ratios in the directions in which the choosing particles have extreme ones."""
     moment = -chooses.scores.T @ chooses.particles / chooses.shape[0]
     directions = jnp.linalg.eigh((moment + moment.T) / 2)[1][:, jnp.array([0, -1])]
     ratios = -(tested.scores @ directions) * (tested.particles @ directions)

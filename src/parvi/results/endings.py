@@ -16,7 +16,7 @@ _COARSE = 0.003
 
 
 def judged(run: Run, result: Result, error, interrupted: bool, throw: bool) -> Result:
-    """The result, unless its run has to raise; a warning if it has to warn."""
+    """Return the result, or raise if the run failed; warn if nothing shows that it is at rest."""
     if interrupted or error is not None:
         result = result.with_status(Status.INTERRUPTED)
     coarse = _coarse(run, result)
@@ -46,7 +46,7 @@ def judged(run: Run, result: Result, error, interrupted: bool, throw: bool) -> R
 
 
 def _coarse(run: Run, result: Result) -> str:
-    """In words, where the dtype has too few digits for the particles; empty if it has enough."""
+    """Where the dtype has too few digits for the particles, in words; empty if it has enough."""
     if result.settings is None or not isinstance(result.settings.sampler, Sequence):
         return ""
     flat = np.asarray(run.gathered())
@@ -77,7 +77,7 @@ def _advice(settings: Settings | None) -> str:
 
 
 def _unrest(run: Run, result: Result) -> str:
-    """What is not at rest, and what to try."""
+    """Say what is not at rest, and what to try."""
     assert run.target.layout is not None
     names = run.target.layout.flat_names()
     report, most = run.reports[run.stage.name], ""
@@ -96,7 +96,7 @@ def _unrest(run: Run, result: Result) -> str:
 
 
 def _noise(run: Run, result: Result) -> str:
-    """Why the particles were not tested, and what to try."""
+    """Say why the particles were not tested, and what to try."""
     if run.rounds is not None:
         why = run.rounds.words()
     else:

@@ -1,4 +1,4 @@
-"""What is known of particles beside themselves, in the file of a result."""
+"""What the file of a result holds about its particles, beside the particles themselves."""
 
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ def as_record(findings: Findings) -> tuple[dict[str, np.ndarray], dict[str, Any]
 
 
 def from_record(arrays: dict[str, np.ndarray], facts: Any, path: Any) -> Findings:
-    """What a file holds; files from before findings hold none."""
+    """What a file holds; files of earlier versions hold no findings."""
     if facts is None:
         return Findings()
     try:
@@ -53,7 +53,7 @@ def from_record(arrays: dict[str, np.ndarray], facts: Any, path: Any) -> Finding
         if "drifts" in found:
             verdicts = Verdicts(found["drifts"], found["ratios"], found["errors"])
         if "check" in facts:
-            # Files from before doubts do not say which parameters a finding is about.
+            # Files of earlier versions do not say which parameters a finding is about.
             ok, sentences, numbers, *more = facts["check"]
             doubts = dict(more[0]) if more else {} if ok else {"": IN_DOUBT}
             check = Check(bool(ok), tuple(map(str, sentences)), dict(numbers), doubts)
@@ -65,7 +65,7 @@ def from_record(arrays: dict[str, np.ndarray], facts: Any, path: Any) -> Finding
             sought = Sought(float(least), float(most), str(name))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} was changed or cut short: what it says of the checks gave "
+            f"{path} was changed or cut short: reading its findings gave "
             f"{type(error).__name__}: {error}."
         ) from error
     return Findings(verdicts, check, modes, sought)

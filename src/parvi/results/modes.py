@@ -1,11 +1,11 @@
 """Which separated modes the particles lie in, and how sure their weights are.
 
 Some particles climb alone. Two of the places where they end belong to one mode if the log density
-has no valley on the way between them. Each mode is begun by the highest end that is left, and takes
-all ends without a valley towards it. Modes that bend are cut into pieces that way, so pieces are
+has no valley on the way between them. Each mode begins with the highest end that is left, and
+takes all ends without a valley towards it. This cuts modes that bend into pieces, so pieces are
 joined again where close ends of both have no valley between them. Every particle belongs to the
-mode of the nearest end. (Between particles themselves the way is higher in the middle, in many
-dimensions by more than any valley is deep.)
+mode of the nearest end. (Ways between the particles themselves would not do: in many dimensions
+the density is higher in the middle of a way, by more than any valley is deep.)
 """
 
 from typing import Any, NamedTuple
@@ -36,8 +36,7 @@ class Modes(NamedTuple):
     ``weights``: their shares of the particles. ``standard_errors``: of the weights, from the passes
     of the tempered path and from bridges inside the modes; NaN if the run took no path.
     ``labels``: the mode of every particle. ``copies``: groups of modes that are equal in weight and
-    in mean log density, and whose means have changed places, as those of one mode under a change of
-    labels have.
+    in mean log density, and whose means have changed places, as they do under a change of labels.
     """
 
     weights: Float[np.ndarray, " k"]
@@ -100,7 +99,7 @@ _depths = carefully(depths)
 
 
 def _pieces(log_density, points, heights) -> np.ndarray:
-    """The number of the piece of every end: that with the shallowest valley towards it."""
+    """The piece to which every end belongs: the one with the shallowest valley towards it."""
     left = np.ones(len(points), bool)
     valleys: list[np.ndarray] = []
     while left.any() and len(valleys) < _MOST_PIECES:
@@ -120,7 +119,7 @@ def _tree(points: Float[np.ndarray, "n d"]) -> Any:
 
 
 def _joined(log_density, points, heights, pieces, scaled) -> np.ndarray:
-    """The pieces with those joined that have a way between them without a valley."""
+    """The pieces, after joining those with a way between them that has no valley."""
     pieces = pieces.copy()
     high = {}
     for number in range(pieces.max() + 1):
@@ -149,7 +148,7 @@ def _valleys(log_density, points, heights, ends) -> np.ndarray:
 
 
 def _standard_errors(log_evidences, labels: list[np.ndarray], num: int) -> np.ndarray:
-    """Of the weights, by their differences from pass to pass."""
+    """The standard errors of the weights, from their differences between passes."""
     made = np.isfinite(log_evidences)
     if made.sum() < 2:
         return np.full(num, np.nan)
@@ -187,7 +186,7 @@ def _copies(weights, errors, labels, flat, log_densities) -> tuple[tuple[int, ..
 
 
 def _are_copies(one: _Side, other: _Side) -> bool:
-    """Equal in weight and log density, with means that stand at each other's coordinates."""
+    """Whether two modes are equal in weight and log density, with means that changed places."""
 
     def differ(a, b):
         return np.abs(a[0] - b[0]) > _EQUAL * np.hypot(a[1], b[1])
@@ -198,7 +197,7 @@ def _are_copies(one: _Side, other: _Side) -> bool:
     rows = tuple(part[moved, None] for part in one.means)
     columns = tuple(part[moved] for part in other.means)
     met = ~differ(rows, columns)
-    # Logits beside a fixed one do not only change places, so half of the coordinates are enough.
+    # Logits relative to a fixed one do more than change places, so half of them are enough.
     return len(moved) >= 2 and met.any(axis=1).mean() >= 0.5
 
 

@@ -23,8 +23,8 @@ def flattened(
 ) -> tuple[AbstractTarget, Any, list[str]]:
     """The target with all its data, the flat and unconstrained particles, and their names.
 
-    ``known`` are the flat particles of a model of another library. ``method`` is what asks for
-    them, for the message if there is no target.
+    ``known`` are the flat particles of a model of another library. ``method`` is the caller's
+    name, for the message if there is no target.
     """
     if target is None:
         raise ValueError(

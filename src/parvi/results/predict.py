@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from parvi.kept import carefully
 from parvi.run.initial import as_key
 
-# Particles that are put through the function at once.
+# Particles for which the function is evaluated at once.
 _AT_ONCE = 256
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import arviz as az
     import pandas as pd
 
-# Share of effective draws from which on further particles come from the map.
+# Further particles come from the map if its share of effective draws is at least this.
 _GOOD_SHARE = 0.8
 _UNPICKLED = ("target", "settings", "transport", "importance", "passes", "balanced")
 # What is computed at first access and stays.
@@ -102,7 +102,7 @@ class Result:
     sought
         How far from the particles the run has looked for modes; None if it has not.
     saved_findings
-        What was known of the particles when the file was written, in a result that was loaded.
+        What was known about the particles when the file was written, in a result that was loaded.
     flat
         The flat and unconstrained particles of a model of another library, whose particles hold
         more than its parameters; None otherwise.
@@ -172,9 +172,9 @@ class Result:
     def log_density(self) -> Float[np.ndarray, " n"]:
         """Log density of each particle on the scale of ``init`` (without the Jacobian).
 
-        That of a model of another library is the one that the library's samplers see, with the
-        Jacobian. It uses all the data and is evaluated at first access, since it may take longer
-        than the run.
+        For a model of another library it is the density that the library's samplers see, with the
+        Jacobian. All the data are used. The density is evaluated at first access, since that may
+        take longer than the run.
         """
         if self.saved_log_density is not None:
             return self.saved_log_density
@@ -228,7 +228,7 @@ class Result:
 
     @functools.cached_property
     def verdicts(self) -> Verdicts | None:
-        """What is known of every parameter; None in a result from a file without it."""
+        """What is known about every parameter; None in a result from a file without it."""
         if self.saved_findings.verdicts is not None or self.target is None:
             return self.saved_findings.verdicts
         with surrounded(self._dtype):
@@ -319,7 +319,7 @@ class Result:
     def modes(self, target: AbstractTarget | Callable | None = None) -> modes.Modes:
         """The separated modes in which the particles lie, with the errors of their weights.
 
-        Print them to read them in words. It takes some log densities on the ways between particles.
+        Print them to read them in words. They take some log densities on ways between particles.
 
         Parameters
         ----------
@@ -355,7 +355,7 @@ class Result:
 
         Layers are fitted to fresh points, and each is kept only if it lowers the exact KL
         divergence. Separated modes get a map each. The key is the run's, so that the same run has
-        the same map. A ``ValueError`` says so in words where there is no map.
+        the same map. If there is no map, a ``ValueError`` says so.
         """
         if self.saved_transport is not None:
             return self.saved_transport
@@ -385,9 +385,9 @@ class Result:
     def log_evidence(self) -> float:
         """The log of the integral of the density: the log marginal likelihood of a model.
 
-        It is that of the tempered path, if the run met separated modes, and else that of the
-        weighted draws of ``transport``, whose ``importance()`` has the standard error. A
-        ``ValueError`` says so in words if neither tells it.
+        If the run met separated modes, it comes from the tempered path, and otherwise from the
+        weighted draws of ``transport``, whose ``importance()`` has the standard error. If neither
+        gives it, a ``ValueError`` says so.
         """
         if np.any(self._tempered):
             column = self.history["log_evidence"]
@@ -423,7 +423,7 @@ class Result:
             target, flat, _ = self._flattened(None, "more")
             sets = -(-int(num) // self.num_particles)
             visits = flown(target, np.asarray(flat), sets, as_key(key))
-            # Every chain is visited alike, so that the last set may be cut anywhere.
+            # Rows are taken evenly from all sets, so the last set may be cut anywhere.
             rows = visits.reshape(-1, visits.shape[-1])
             chosen = rows[np.arange(int(num)) * len(rows) // int(num)]
             assert target.layout is not None
@@ -516,7 +516,7 @@ class Result:
         storage.write(path, self.particles, arrays | more, facts)
 
     def _findings(self) -> kept_findings.Findings:
-        """What is known of the particles without asking the target again."""
+        """What is known about the particles without new evaluations of the target."""
         saved, known = self.saved_findings, self.__dict__
         return kept_findings.Findings(
             known.get("verdicts", saved.verdicts),
@@ -538,7 +538,7 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle: without the target, the settings and the map, which hold functions.
 
-        The log densities are taken along only if they are known.
+        The log densities are pickled only if they are known.
         """
         state = {name: value for name, value in self.__dict__.items() if name not in _UNPICKLED}
         if "log_density" in self.__dict__:

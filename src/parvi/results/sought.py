@@ -15,8 +15,8 @@ from parvi.samplers.scout import FARTHER
 class Sought(NamedTuple):
     """How far from the particles' mean the farthest scout began, in their standard deviations.
 
-    ``least`` is that of the parameter for which it is least, whose name is ``name``, and ``most``
-    that of the parameter for which it is most.
+    ``least`` is the smallest of these distances over the parameters, ``name`` the parameter that
+    has it, and ``most`` the largest.
     """
 
     least: float

@@ -14,7 +14,7 @@ from parvi.targets.flatten import Labels
 
 _FORMAT = "parvi-result-1"
 _CUSTOM = "custom"
-# How many times its size a file may unpack to.
+# A file may unpack to at most so many times its size.
 _MOST_TIMES = 4
 # What every record holds.
 _FACTS: dict[str, Any] = {
@@ -41,7 +41,7 @@ def write(path: Any, particles: PyTree, arrays: dict[str, np.ndarray], facts: di
 def read(path: Any, like: PyTree | None) -> tuple[PyTree, dict[str, np.ndarray], dict]:
     """Read the particles, the other arrays and the record.
 
-    Whatever is wrong with the file is one ``ValueError`` that names it.
+    Anything that is wrong with the file raises one ``ValueError`` that names it.
     """
     try:
         arrays = _unpacked(path)
@@ -74,14 +74,15 @@ def _broken(path: Any, why: str) -> ValueError:
 
 
 def _unpacked(path: Any) -> dict[str, np.ndarray]:
-    """The arrays of the file, none of which may be larger than the file says and memory allows."""
+    """The arrays of the file, none of which may be larger than the file says or memory allows."""
     with open(path, "rb") as raw:
         if not zipfile.is_zipfile(raw):
             raise ValueError("it is no npz file")
         with zipfile.ZipFile(raw) as members:
             size = sum(member.file_size for member in members.infolist())
             packed = max(1, os.fstat(raw.fileno()).st_size)
-        # Results are saved without compression: a file that unpacks to much more is no result.
+        # Results are saved without compression, so a file that unpacks to much more is not a
+        # result.
         if size > _MOST_TIMES * packed + 2**20:
             raise ValueError(f"it would unpack to {size} bytes")
         raw.seek(0)
@@ -94,7 +95,7 @@ def _check(leaves: list[np.ndarray], arrays: dict[str, np.ndarray], record: dict
     if not leaves or any(leaf.ndim < 1 or not len(leaf) for leaf in leaves):
         raise ValueError("it has no particles")
     if any(leaf.dtype not in (np.float32, np.float64) for leaf in leaves):
-        raise ValueError("its particles are no floating-point numbers")
+        raise ValueError("its particles are not floating-point numbers")
     own = [arrays["log_density"], *(arrays[name] for name in ("flat",) if name in arrays)]
     lengths = {len(leaf) for leaf in [*leaves, *own]}
     if len(lengths) != 1:
@@ -141,7 +142,7 @@ def structure_of(tree: PyTree) -> Any:
 
 
 def rebuilt(structure: Any, leaves: list[np.ndarray], like: PyTree | None) -> PyTree:
-    """The tree of a structure that was described, or of that of another tree."""
+    """The tree with the structure that was described, or with that of ``like``."""
     if like is not None:
         treedef: Any = jax.tree_util.tree_structure(like)
         if treedef.num_leaves != len(leaves):

@@ -42,7 +42,7 @@ def summarised(
 
 
 def parameters_first(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with what was sampled, which has verdicts, before what is computed from it."""
+    """The table with the parameters, which have verdicts, before what is computed from them."""
     if "verdict" not in table:
         return table
     return table.iloc[np.argsort(table["verdict"].to_numpy() == "", kind="stable")]
@@ -52,7 +52,7 @@ def in_digits(column: str, value: float, sd: float) -> str:
     """A number of the table as people read it, "-" for none.
 
     Numbers on a parameter's own scale have as many decimals as three digits of its standard
-    deviation: more tell nothing, and fewer hide what lies around a large mean.
+    deviation: more would say nothing, and fewer would hide the width around a large mean.
     """
     if not np.isfinite(value):
         return "-"

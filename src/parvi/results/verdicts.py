@@ -17,7 +17,7 @@ from parvi.targets.flatten import AbstractLayout
 
 # Chance that some parameter of exact draws gets a word other than "ok".
 _CHANCE = 0.01
-# Errors of a ratio up to which nobody would care.
+# Errors of a ratio up to this are too small to matter.
 _NEGLIGIBLE = 0.1
 # The three words for what is wrong, in the order in which they are looked for.
 DRIFTS, NARROW, WIDE = "drifts", "too narrow", "too wide"
@@ -32,7 +32,7 @@ UNWEIGHED, SKEWED, DISPUTED, IN_DOUBT = "unweighed", "skewed", "disputed", "in d
 
 
 def drift_bound(dim: int) -> float:
-    """The drift of one of d parameters that is no chance: the bound of the run's own test."""
+    """The drift above which one of d parameters is in doubt: the bound of the run's own test."""
     return BOUND + math.sqrt(2 * math.log(6 * dim))
 
 
@@ -84,7 +84,7 @@ class Verdicts(NamedTuple):
         return Verdicts(*(np.append(column, np.nan)[np.concatenate(chosen)] for column in self))
 
     def _worst(self, rows: Int[np.ndarray, " m"]) -> int:
-        """The number of these that is most in doubt, or the last place, which is NaN."""
+        """The row that is most in doubt, or the last place, which is NaN, if there are no rows."""
         if not len(rows):
             return len(self.drifts)
         off = np.abs(np.log(np.maximum(self.ratios[rows], 1e-12))) / (
@@ -96,8 +96,8 @@ class Verdicts(NamedTuple):
 def doubted(words: np.ndarray, names: list[str], doubts: dict[str, str]) -> np.ndarray:
     """The words after a check: "ok" gives way to what a finding says of the parameter.
 
-    Findings are about unconstrained numbers. If those of an array are not the numbers of the array,
-    as of a simplex, a doubt of any of them is one of the whole array.
+    Findings are about unconstrained numbers. If these are not the numbers of the array themselves,
+    as for a simplex, a doubt about any of them is one about the whole array.
     """
     known = set(names)
     arrays = {name.partition("[")[0]: word for name, word in doubts.items() if name not in known}

@@ -1,7 +1,7 @@
-"""Checkpoints: a run is saved as it goes, and goes on as if it had never been interrupted.
+"""Checkpoints: a run is saved as it goes, and resumes as if it had never been interrupted.
 
-One file in the folder has the whole state, and is replaced atomically. It says which run it is of:
-the same call goes on with it, and any other is refused with what differs.
+One file in the folder has the whole state, and is replaced atomically. The file says which run it
+belongs to: the same call resumes it, and any other is refused with what differs.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Checkpoint:
     identity
         Which run it is.
     call
-        What else is needed to go on without the call that began it.
+        What else is needed to resume without the call that began the run.
     """
 
     def __init__(self, folder: Any, identity: dict[str, str], call: dict[str, Any] | None = None):
@@ -118,7 +118,7 @@ def found(folder: Any) -> Saved:
 
 
 def read(path: Any) -> Saved | None:
-    """What a file holds; None if there is none, and ``ValueError`` if it is no checkpoint."""
+    """What a file holds; None without a file, and ``ValueError`` if it is not a checkpoint."""
     path = pathlib.Path(path)
     if not path.exists():
         if path.parent.exists() and not path.parent.is_dir():
@@ -148,8 +148,8 @@ def is_writable(folder: Any) -> None:
     """Raise a ``ValueError`` before the run if the folder cannot be written."""
     if jax.process_count() > 1:
         raise ValueError(
-            f"checkpoint= saves the runs of one process, and this one is of {jax.process_count()}: "
-            "each has only its own particles. Leave it out, or save the result of each."
+            f"checkpoint= saves runs of one process, and this one has {jax.process_count()}: each "
+            "has only its own particles. Leave checkpoint= out, or save each process's result."
         )
     try:
         path = pathlib.Path(folder)

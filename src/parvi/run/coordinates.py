@@ -34,7 +34,7 @@ class Coordinates:
         """The particles of the run in the target's own coordinates."""
         if self._coupling is None:
             return particles
-        # The particles of a run may be looked at from outside of its precision.
+        # The particles of a run may be looked at outside its precision.
         with jax.enable_x64(particles.dtype == np.float64):
             return _left(self._coupling, particles)
 
@@ -53,7 +53,7 @@ class Coordinates:
         )
 
     def state(self) -> tuple[dict[str, np.ndarray], bool]:
-        """What a checkpoint holds of this: arrays, and whether there are any."""
+        """What a checkpoint holds of the coordinates: arrays, and whether there are any."""
         if self._coupling is None:
             return {}, False
         return as_arrays("coupling", self._coupling), True

@@ -13,9 +13,9 @@ from typing import IO, Any
 def replaced(path: Any) -> Iterator[IO[bytes]]:
     """A temporary file that takes the place of ``path`` at the end, unless something is raised.
 
-    A full disk or a kill leaves the old file. Links are followed, and the mode is that of the old
-    file, or that of a new one. What is no regular file is refused. Temporary files that a killed
-    process has left are removed.
+    A full disk or a kill leaves the old file. Links are followed, and the file keeps the mode of
+    the old one, or gets that of a new file. Anything that is not a regular file is refused.
+    Temporary files that a killed process has left are removed.
     """
     path = pathlib.Path(path)
     real = pathlib.Path(os.path.realpath(path))
@@ -23,7 +23,7 @@ def replaced(path: Any) -> Iterator[IO[bytes]]:
         kind = "folder" if real.is_dir() else "device or pipe"
         raise ValueError(f"{path} is a {kind}, not a file that can be replaced.")
     _clear(real)
-    # Names have at most 255 bytes, and this one gets some more.
+    # Names have at most 255 bytes, and this one gets a few more.
     temporary = real.parent / f"{_start(real)}{os.getpid()}-{secrets.token_hex(4)}"
     # The mode of a new file, as the user's umask has it.
     handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
@@ -45,7 +45,7 @@ def _start(path: pathlib.Path) -> str:
 
 
 def _clear(path: pathlib.Path) -> None:
-    """Remove what processes that are gone have left beside the file."""
+    """Remove files that dead processes have left beside this one."""
     start = _start(path)
     for found in path.parent.iterdir():
         if not found.name.startswith(start):

@@ -21,8 +21,8 @@ from parvi.targets.target import AbstractTarget
 class Foresight(NamedTuple):
     """What the programs of later stages depend on.
 
-    ``target``: as the stages see it. ``context``: that of a stage, given the reports of those
-    before it. ``comparable``: whether stages may compare log densities.
+    ``target``: the target as the stages see it. ``context``: the context of a stage, given the
+    reports of those before it. ``comparable``: whether stages may compare log densities.
     """
 
     ahead: Ahead
@@ -36,7 +36,7 @@ class Foresight(NamedTuple):
     def look(
         self, number: int, place: Place, done: dict[str, Status], reports: dict[str, Any]
     ) -> None:
-        """Have the programs compiled that follow stage ``number`` if all stages come to rest."""
+        """Have the programs after stage ``number`` compiled, as if all stages came to rest."""
         static, shape = separated((self.sampler, self.target))[0], place.particles.shape
         if not is_new((static, shape, place.particles.dtype)):
             return

@@ -12,7 +12,7 @@ Block = tuple[str, Record]
 
 
 def joined(blocks: list[Block]) -> list[Block]:
-    """The blocks with neighbours of one stage and with the same columns in one."""
+    """The blocks, after joining neighbours of one stage that have the same columns."""
     groups: list[list[Block]] = []
     for name, records in blocks:
         last = groups[-1][-1] if groups else None

@@ -20,7 +20,7 @@ _NUM_ARRAYS = 3
 
 
 def as_target(log_density: Callable | AbstractTarget) -> AbstractTarget:
-    """The user's target; that of a model he wrote elsewhere, or of a plain function."""
+    """The user's target, or one made of a plain function or of another library's model."""
     if isinstance(log_density, AbstractTarget):
         return log_density
     found = recognised(log_density)
@@ -78,7 +78,7 @@ def initial_values(
 
 
 def _check_kind(init: Any) -> None:
-    """Refuse what would be taken for arrays by accident."""
+    """Refuse anything that would be taken for arrays by accident."""
     for leaf in jax.tree_util.tree_leaves(init):
         if isinstance(leaf, np.ma.MaskedArray):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Ctrl-C and signals to end, which must neither fall between two lines nor be lost."""
+"""Ctrl-C and ending signals, which must neither fall between two lines nor be lost."""
 
 import contextlib
 import signal
@@ -11,7 +11,7 @@ _ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(s
 
 
 class Interrupts:
-    """Whether Ctrl-C was pressed, and which signal to end came, if any."""
+    """Whether Ctrl-C was pressed, and which ending signal came, if any."""
 
     came: bool = False
     ending: int | None = None

@@ -1,4 +1,4 @@
-"""What has happened in a run so far: its history, and what the stages that are over left behind."""
+"""What has happened in a run so far: its history, and what finished stages have left behind."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from parvi.status import Status
 
 
 class Passage:
-    """The stages that are over, what they reported, and the records of all steps.
+    """The finished stages, what they reported, and the records of all steps.
 
     Attributes
     ----------

@@ -11,7 +11,7 @@ from rich.text import Text
 
 
 class Time(progress.ProgressColumn):
-    """The time left in words, or the elapsed time if nothing can be said about the other."""
+    """The time left in words, or the elapsed time if the time left is not known."""
 
     def render(self, task: progress.Task) -> Text:
         """The text of the column."""
@@ -21,8 +21,8 @@ class Time(progress.ProgressColumn):
 class Bar:
     """Shows how far a run is, or nothing if it is not wanted.
 
-    The time left is shown if it is known how many steps there are at most and all of them take
-    about as long; otherwise only the elapsed time is shown.
+    The time left is shown if the largest number of steps is known and all steps take about as
+    long; otherwise only the elapsed time is shown.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Bar:
         self._progress = None
         if sys.stderr.isatty() if wanted is None else wanted:
             self._progress = progress.Progress(
-                # The bar takes what the words leave of the line.
+                # The bar takes the part of the line that the words leave.
                 progress.BarColumn(bar_width=None, table_column=Column(ratio=1)),
                 progress.TextColumn("{task.description}", markup=False),
                 Time(),

@@ -26,7 +26,7 @@ _TOLERATED = 0.05
 _WANTED = 0.025
 # Rows per dimension in the first subset, which has to determine a posterior by itself.
 _PER_DIMENSION = 32
-# A subset may grow to this many times the first, however dear that is.
+# A subset may grow to this many times the first, however expensive that is.
 _ALWAYS = 16
 _MOST_ROUNDS = 8
 
@@ -55,14 +55,14 @@ class Rounds:
         self.subset = self._subset(_whole_parts(first), jnp.mean(particles, axis=0), None)
 
     def is_precise(self, particles: Float[Array, "n d"]) -> bool:
-        """Whether the subset is good enough there for a test to mean something."""
+        """Whether the subset is good enough at these particles for a test to mean something."""
         if self.number == 0:
             return False
         self.error = float(error(self.subset, particles))
         return self.error <= _TOLERATED
 
     def judged(self, particles: Float[Array, "n d"], ended: Status) -> Status:
-        """How a run ends whose round ended so; ``RUNNING`` if there is a new subset to go on with.
+        """How a run ends after a round with this end; ``RUNNING`` if there is a new subset.
 
         ``NOISY`` means that the error is too large and there are no more rows or rounds.
         """

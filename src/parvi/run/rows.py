@@ -3,7 +3,7 @@
 A sequence whose stages compare log densities needs the same one at every step. With all rows the
 default is done after a few dozen evaluations of all particles, where mini-batches would take
 thousands of steps and leave their noise (docs/decisions/0016-mini-batches.md). So all rows are
-used where one evaluation of all particles is not too dear, or costs little more than a batch.
+used where one evaluation of all particles is not too expensive, or costs little more than a batch.
 """
 
 import math
@@ -17,11 +17,11 @@ from parvi.samplers.sequence import Sequence
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget
 
-# Operations of one evaluation of all particles above which all rows are too dear: some seconds on
-# two cores of a CPU. A GPU makes some hundred times as many.
+# Operations of one evaluation of all particles above which all rows are too expensive: some
+# seconds on two cores of a CPU. A GPU makes some hundred times as many in that time.
 _CPU_OPERATIONS = 1 << 35
 _GPU_OPERATIONS = 1 << 42
-# All rows are little more than a batch up to this many batches.
+# Up to this many batches, all rows count as little more than a batch.
 _FEW_BATCHES = 4
 
 
@@ -54,7 +54,7 @@ def compares(sampler: AbstractSampler | Sequence) -> bool:
 
 
 def affordable_rows(target: MiniBatch, shape: tuple[int, int], dtype: np.dtype) -> float:
-    """The number of rows on which one evaluation of all particles is not too dear."""
+    """The number of rows on which one evaluation of all particles is not too expensive."""
     one = jax.ShapeDtypeStruct(shape[1:], dtype)
     each = operations_of(target.whole().full(), one) / target.num_rows
     limit = _CPU_OPERATIONS if jax.default_backend() == "cpu" else _GPU_OPERATIONS

@@ -168,7 +168,7 @@ class Run:
 
     @property
     def reports(self) -> dict[str, Any]:
-        """What each stage that is over has reported."""
+        """What each finished stage has reported."""
         return self._passage.reports
 
     @property
@@ -241,7 +241,7 @@ class Run:
         self.compile_seconds = facts["compile_seconds"]
 
     def _reports_in(self, saved: Saved) -> dict[str, Any]:
-        """What the stages that were over reported, in the order of the stages."""
+        """What the finished stages reported, in the order of the stages."""
         place = self.carry.place
         reports: dict[str, Any] = {}
         for stage in self.sampler.stages:
@@ -296,7 +296,7 @@ class Run:
         if ended in (Status.CONVERGED, Status.NOT_AT_REST):
             self._enter(self.carry.place, self.num_steps, ended)
         elif self._on_batches and ended == Status.MAX_STEPS:
-            # The steps were as many as they were meant to be, but nothing has tested them.
+            # There were as many steps as were meant, but nothing has tested the particles.
             self.status = Status.NOISY
         else:
             self.status = ended
@@ -347,7 +347,7 @@ class Run:
         self._end(place, first, ended)
 
     def _straightened(self, name: str, by: AbstractChange, place: Place) -> Place:
-        """The place in the coordinates that the stage has found; the stage has run if it did."""
+        """The place in the coordinates that the stage has found; it has run if it found any."""
         if self.rounds is not None or self._sharding is not None or self._is_large:
             return place
         place = self._view.read(place, held=True)
@@ -356,7 +356,7 @@ class Run:
             return place
         self._passage.leave(name, Status.CONVERGED, None)
         if self._ahead is not None:
-            # What was asked for in the old coordinates is not needed any more.
+            # Programs that were asked for in the old coordinates are not needed any more.
             self._ahead.drop()
         return found
 

@@ -1,4 +1,4 @@
-"""A spread for coordinates in which all particles start alike, and which would never move apart."""
+"""A spread for coordinates in which all particles start alike and would never move apart."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from parvi.evaluation import evaluate
 _MOST = 512
 # Share of particles that have to differ from all earlier ones.
 _FEWEST = 0.5
-# Spread of the scores over their mean up to which particles count as pushed alike. In networks on
+# Particles count as pushed alike up to this spread of the scores over their mean. In networks on
 # UCI data, noise precisions that stayed behind had 0.004 to 0.12, and first biases 2 and more.
 _ALIKE = 0.2
 # The largest number of parameters that the warning names.
@@ -56,7 +56,7 @@ def spread_out(
 
 
 def _repeated(particles: Float[np.ndarray, "n d"]) -> Bool[np.ndarray, " n"]:
-    """Particles that coincide with an earlier one, if most do; some repeated rows do no harm."""
+    """Particles that coincide with an earlier one, if most do; a few repeated rows do no harm."""
     first = np.zeros(len(particles), bool)
     first[np.unique(particles, axis=0, return_index=True)[1]] = True
     return ~first if first.mean() < _FEWEST else np.zeros_like(first)

@@ -27,8 +27,8 @@ _MOST_SPREAD = 1 << 24
 class Keys(NamedTuple):
     """The keys of a run: for particles that have to be drawn, for a look at them, and for steps.
 
-    ``density`` and ``noise`` are for particles that start alike: the log density that tells how
-    far apart they should be, and where they go.
+    ``density`` and ``noise`` are for particles that start alike: for the log density that says how
+    far apart they should be, and for the places to which they go.
     """
 
     init: Key[Array, ""]
@@ -87,9 +87,9 @@ def _spread_out(target: AbstractTarget, particles, sampler, keys: Keys):
     """The particles with a spread in every coordinate; very many are taken as they are.
 
     A sequence works in the particles' own frame, in which a coordinate without spread never moves;
-    with fewer than 1.5 particles a dimension its lone descents see to that themselves. In other
-    flows a coordinate moves apart if its scores differ; one particle alone is theirs to move.
-    Samplers with noise of their own need nothing.
+    with fewer than 1.5 particles per dimension its lone descents take care of that. In other flows
+    particles move apart in a coordinate if their scores differ there; a single particle is left to
+    the flow. Samplers with noise of their own need nothing.
     """
     num, dim = particles.shape
     if num * dim > _MOST_SPREAD or target.layout is None:

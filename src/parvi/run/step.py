@@ -45,7 +45,7 @@ def concluded(
 ) -> Stepped:
     """The end of a step, given the cloud at the points."""
     accepted, memory, info = sampler.conclude(cloud, pending, there)
-    # A sampler that returns a cloud has evaluated it, and counted its gradients, itself.
+    # A sampler that returns a cloud has itself evaluated it and counted its gradients.
     asked = cloud.shape[0] if evaluated else 0
     accepted = jnp.asarray(accepted)
     sound = _sound(there)

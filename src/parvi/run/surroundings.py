@@ -1,4 +1,4 @@
-"""The settings of JAX and of the process around a run, and what they must not be."""
+"""The settings of JAX and of the process around a run, and those with which a run cannot work."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What the stages of a run see: the target, in which coordinates and on which rows, and a start."""
+"""What the stages of a run see: the target in some coordinates, on some rows, and a start."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from parvi.status import Status
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget
 
-# Number of first particles that stages are told.
+# Number of first particles that are passed to stages.
 _NUM_TOLD = 24
 
 
@@ -39,8 +39,8 @@ class View:
     rounds
         The subsets of rows that stages see one after another; None if they see all rows.
     start
-        The particles that stages are told as the start: some first ones of the run or of its
-        present round, in the present coordinates.
+        The particles that stages get as the start: some first ones of the run or of its present
+        round, in the present coordinates.
     """
 
     def __init__(
@@ -69,14 +69,14 @@ class View:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether stages may compare log densities: not of mini-batches, nor on several processes.
+        """Whether stages may compare log densities: not on mini-batches or several processes.
 
         XLA's collectives between processes on CPUs may overtake each other in such stages.
         """
         return self.seen.is_fixed and (self._sharding is None or jax.process_count() == 1)
 
     def begin(self, particles: Float[Array, "n d"]) -> None:
-        """Tell stages some of these particles as the start."""
+        """Give stages some of these particles as the start."""
         num = len(particles)
         rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
         self.start: Float[Array, "m d"] = rows_of(particles, rows, self._sharding)
@@ -132,7 +132,7 @@ class View:
         return place
 
     def state(self) -> Saved:
-        """What a checkpoint holds of this."""
+        """What a checkpoint holds of the view."""
         arrays = as_arrays("start", self.start)
         more, straight = self._coordinates.state()
         arrays |= more
@@ -148,6 +148,6 @@ class View:
         self.start = as_tree("start", arrays, self.start)
         if self.rounds is not None:
             self.rounds.restore(arrays, facts["rounds"])
-        # Checkpoints of plain samplers from before there were couplings have no such fact.
+        # Checkpoints of plain samplers from earlier versions have no such fact.
         if facts.get("straight"):
             self._coordinates.restore(arrays, particles.shape[1], particles.dtype)

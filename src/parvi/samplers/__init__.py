@@ -1,1 +1,1 @@
-"""WHO moves the particles."""
+"""Samplers: what moves the particles."""

@@ -1,7 +1,7 @@
 """Apart: a sampler that runs on some of very many particles, and leaves the cloud as it is.
 
-What a stage only finds out (a frame, a step, whether there is rest) some thousand particles tell as
-well as a million do.
+For what a stage only finds out (a frame, a step, whether there is rest), some thousand particles
+do as well as a million.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from parvi.stopping import Never
 
 
 class Aside(NamedTuple):
-    """Where the particles of a sampler are that moves them outside of the cloud, and its memory."""
+    """The particles of a sampler that moves them outside the cloud, and its memory."""
 
     place: Place
     memory: PyTree[Array]
@@ -40,7 +40,7 @@ class Aside(NamedTuple):
 class Apart(AbstractSampler):
     """Runs a sampler on 8192 evenly spaced particles, and leaves all of them where they are.
 
-    It ends as the sampler does and reports what that reports.
+    It ends as the sampler does and reports what the sampler reports.
 
     Parameters
     ----------

@@ -1,11 +1,11 @@
 """Balance: the weights of separated modes, by bridge sampling inside each of them.
 
 The tempered path finds the modes, and weights that are about as noisy as those of independent
-draws, in many dimensions more. Inside one mode a Gaussian comes close to the density, and the ratio
-of their constants, the mode's mass, follows from draws of both (Meng & Wong 1996). That ratio is
-exact for Gaussian modes and right for others, however the space is cut into modes; only its error
-grows. The weights of the path and of the bridges are averaged by their errors, and the particles
-are drawn anew, so that every mode has its share of them.
+draws, and noisier in many dimensions. Inside one mode a Gaussian comes close to the density, and
+the ratio of their constants, the mode's mass, follows from draws of both (Meng & Wong 1996). That
+ratio is exact for Gaussian modes and right for others, however the space is cut into modes; only
+its error grows. The weights of the path and of the bridges are averaged by their errors, and the
+particles are resampled so that every mode has its share of them.
 """
 
 import math
@@ -28,7 +28,7 @@ from parvi.samplers.path import Passes
 from parvi.status import Status
 from parvi.stopping import Never
 
-# Standard errors by which path and bridges may differ. Else the bridges are not believed.
+# If path and bridges differ by more than this many standard errors, the bridges are not believed.
 _CREDIBLE = 4.0
 
 
@@ -54,7 +54,7 @@ class _Sample(NamedTuple):
 
 
 class Balance(AbstractSampler):
-    """Weighs the modes that a tempered path has found, and draws the particles anew. One step.
+    """Weighs the modes that a tempered path has found, and resamples the particles, in one step.
 
     Parameters
     ----------
@@ -65,10 +65,10 @@ class Balance(AbstractSampler):
     num_draws
         Number of draws of every mode's Gaussian.
     share
-        The stage ends as ``NOT_AT_REST`` if a standard error is larger than this share of what that
-        of n independent draws would be.
+        The stage ends as ``NOT_AT_REST`` if a standard error is larger than this share of the
+        standard error of n independent draws.
     passes
-        The particles of the path; the run tells them.
+        The particles of the path; the run passes them in.
     """
 
     num_climbs: int = 64
@@ -114,7 +114,7 @@ class Balance(AbstractSampler):
         made = jnp.sum(jnp.isfinite(self.passes.log_evidences))
         asked = modes * (2 * self.num_draws + dim + 1 + NUM_POINTS * self.num_climbs)
         of_draws = jnp.sqrt(pending.weights * (1 - pending.weights) / cloud.shape[0])
-        # Nothing is larger than NaN, which rows without a mode have.
+        # Rows without a mode have NaN, and nothing is larger than NaN.
         exact = ~jnp.any(pending.standard_errors > self.share * of_draws)
         info = Info.of(
             cloud,
@@ -189,7 +189,7 @@ def _pooled(log_density, passes: Passes, regions: Regions) -> _Sample:
 
 
 def _by_path(passes: Passes, sample: _Sample, most: int):
-    """The weights of the modes by the path, and their standard errors by its passes."""
+    """The weights of the modes from the path, and their standard errors from its passes."""
     num_passes, num, _ = passes.ends.shape
     shares = jax.nn.softmax(passes.log_evidences)
     labels = sample.modes.reshape(num_passes, num)

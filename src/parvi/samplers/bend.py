@@ -37,7 +37,7 @@ from parvi.stopping import Never
 
 # More gained nothing at n = 512 (docs/decisions/0009-affine-then-bend.md).
 _MAX_FEATURES = 128
-# A fresh excess that no longer falls ends the stage at once below this, else the second time.
+# A fresh excess that no longer falls ends the stage at once if below this, else the second time.
 _SURE = 0.6
 # A round takes at least this many steps: the first may lower the merit of its own features only.
 _MIN_AGE = 3

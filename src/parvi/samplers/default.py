@@ -1,32 +1,32 @@
-"""The default: an affine flow, then one that bends, and a test of what came out.
+"""The default: an affine flow, then a flow that bends, and a test of the particles.
 
 1. **affine** applies affine maps until the KL rate is below the level of sampling noise. With too
    few particles to bend, it runs for longer (**affine alone**), unless a few lone descents end on
    hills of their own (**part**), as networks do. Then all particles **descend** alone, and
    **explore hills** makes Hamiltonian transitions there.
 2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
-   to the peaks there. If these have a mass that counts, **temper** follows a path from a Gaussian
+   to the peaks there. If the mass of these peaks counts, **temper** follows a path from a Gaussian
    that covers all of them, with weights, and **balance** weighs every mode by itself. If the
    weights are not clearly more exact than those of independent draws, a longer path follows
    (**temper longer**, **balance again**).
 3. **straighten** looks for coordinates in which the particles are closer to a Gaussian. If it finds
-   some, all that follows happens there, beginning with **affine straight**; **straighten again**
-   fits them anew, and **affine again** follows.
+   some, all later stages work there, beginning with **affine straight**; **straighten again** fits
+   them anew, and **affine again** follows.
 4. **bend** moves along random features, in rounds, until only the features' noise is left.
 5. If the Fisher information is far from a Gaussian's, the features miss part of the error:
    **fly** makes Hamiltonian transitions.
 6. **settle** bends after a path; **verify modes** tests each mode by itself.
 7. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
-   are, the run has CONVERGED, and the particles are those from before the test. If not, and after
-   a flight or in new coordinates, **explore** makes transitions until nothing drifts; a run that
-   does not come to rest ends as NOT_AT_REST. **straighten once more** and **explore again** follow
-   in coordinates that have been fitted to what was reached. If leaders have become wider since,
-   there is more of a tail than the coordinates have seen, and **straighten further** and **explore
-   further** follow. **gather** takes from further transitions the particles that sum them up,
-   **polish** bends once more, and **compare** asks whether the polished particles still have the
-   moments of all places that were visited; if not, the polish is undone. In new coordinates
-   (**compare straight**) a polish mostly finds more of a tail than the visits did, so that
-   **explore polished** goes on from it, and **gather again** ends the run.
+   are, the run has CONVERGED, and the particles are those from before the test. If they do not,
+   and also after a flight or in new coordinates, **explore** makes transitions until nothing
+   drifts; a run that does not come to rest ends as NOT_AT_REST. **straighten once more** and
+   **explore again** follow in coordinates that are fitted to the places reached. If leaders have
+   become wider since, there is more of a tail than the coordinates have seen, and **straighten
+   further** and **explore further** follow. **gather** makes further transitions and takes the
+   particles that sum them up, **polish** bends once more, and **compare** asks whether the
+   polished particles still have the moments of all places that were visited; if not, the polish is
+   undone. In new coordinates (**compare straight**) a polish mostly finds more of a tail than the
+   visits did, so **explore polished** goes on from it, and **gather again** ends the run.
 
 More than 8192 particles with more than a million numbers in all neither bend nor fly: as
 independent draws they are exact enough. If they fail the test, **explore some** moves 8192 of them
@@ -101,15 +101,15 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     It first fits affine maps in closed form, in the particles' own coordinates, then maps that
     bend, along random features that are frozen for a round. If the target is far from Gaussian,
     Hamiltonian transitions and further rounds follow; if it has separated modes, a tempered path
-    with weights. With fewer than 1.5 particles a dimension and more hills than particles, as
+    with weights. With fewer than 1.5 particles per dimension and more hills than particles, as
     networks have, every particle descends alone and makes Hamiltonian transitions on its own hill.
     A run that ends as ``CONVERGED`` has tested its particles by Hamiltonian transitions; one that
     does not pass the test goes on, and ends as ``NOT_AT_REST`` if it never does.
 
     All of this needs a log density that is the same at every step. Of a ``parvi.MiniBatch`` it
-    therefore uses all rows, or, if these are too dear, subsets that all rows correct. A run whose
-    subsets are still too noisy at the end, or that has too few particles to correct them, ends as
-    ``NOISY``: see ``parvi.MiniBatch``.
+    therefore uses all rows or, if these are too expensive, subsets corrected by all rows. A run
+    whose subsets are still too noisy at the end, or that has too few particles to correct them,
+    ends as ``NOISY``: see ``parvi.MiniBatch``.
 
     Parameters
     ----------
@@ -131,17 +131,17 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     """
     if num_features == 0:
         return Sequence(Stage("affine alone", affine()), max_steps=max_steps)
-    # Rounds on several hills do not end, and further stages tell what is wrong.
+    # Rounds on several hills do not end, and later stages find out what is wrong.
     bend, settle = Bend(num_features, patience=30), Bend(num_features, patience=10)
     bends, few = EnoughToBend(bend), TooFewToBend(bend)
     lost = Status.NOT_AT_REST
-    # Runs that bend mostly need 5 to 30 affine steps; with two particles a dimension a
+    # Runs that bend mostly need 5 to 30 affine steps; with two particles per dimension a
     # classifier of digits was still not at rest after 2000.
     first = affine(share=0.1, patience=2, endurance=50)
     parted, alone = After("part", lost), Both(few, Not(After("part", lost)))
     hill, tempered = Both(bends, Not(After("temper"))), After("temper")
-    # What was far from a Gaussian, in its own coordinates or in these, has tails that a few
-    # transitions do not reach, so a short test would tell nothing.
+    # A target that was far from a Gaussian, in its own coordinates or in these, has tails that a
+    # few transitions do not reach, so a short test would say nothing.
     straight = After("straighten")
     curved = Either(straight, After("fly"))
     unsure = Either(After("verify", lost), Both(hill, curved))
@@ -153,7 +153,8 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     verify = Verify(better_than_draws=True)
     # No flight crosses from mode to mode, so it only tests them one by one.
     within = Verify(better_than_draws=True, least_mobility=0.0)
-    # Nor from hill to hill; another window would take as long as all windows before.
+    # Nor does one cross from hill to hill; another window would take as long as all windows
+    # before.
     hills = Explore(num_windows=3, most_leapfrogs=25)
     polished = ("polish", "polish alone")
     return Sequence(

@@ -19,7 +19,7 @@ from parvi.stopping import Never
 
 # Decay of Adam's averages. The second forgets a wild start within a hundred steps.
 _FIRST, _SECOND = 0.9, 0.99
-# Steps between two looks at what a particle has gained, and the gain that counts as little, in nats
+# Steps between two looks at the gain of a particle, and the gain that counts as little, in nats
 # per dimension: on a hill, all but d / 2 nats are gained before flights begin.
 _LOOK, _LITTLE = 20, 0.02
 # Factor of a step after little gain, and the share of the first step at which a particle rests.
@@ -49,7 +49,8 @@ class Descend(AbstractSampler):
     """Lone descents of all particles. O(n d), one gradient a step.
 
     The first step spreads coordinates in which all particles start alike, as biases and precisions
-    of networks often do. What comes out is no sample: particles are near the tops of their hills.
+    of networks often do. The particles are not a sample then: they are near the tops of their
+    hills.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
 """Exploration: Hamiltonian transitions in windows, each of which ends with a comparison.
 
 Every particle is a chain, and the ensemble tunes them: the frame comes from the particles, the
-step from their mean acceptance, and the end from a test that n chains together can make. At the end
-of a window, the mean moments of its later transitions are compared with those of what came before
-(``geometry.drift``). The stage is at rest when no moment differs by more than chance and the
-particles have really moved: a window that hardly moves them tells nothing. The next window is twice
+step from their mean acceptance, and the end from a test that n chains together can make. At the
+end of a window, the mean moments of its later transitions are compared with those of the earlier
+ones (``geometry.drift``). The stage is at rest when no moment differs by more than chance and the
+particles have really moved: a window that hardly moves them says nothing. The next window is twice
 as long.
 
 Particles that are too few for a frame of all their directions move along the slow ones as a random
@@ -47,9 +47,9 @@ _PATIENCE = 3
 class Explored(NamedTuple):
     """What a stage of transitions reports.
 
-    ``changes``: that of every coordinate in the last window, in standard errors. ``log_step``: the
-    log of the tuned leapfrog. ``frame``: that of the particles. ``num_transitions``: the number of
-    transitions that counted.
+    ``changes``: the change of every coordinate in the last window, in standard errors.
+    ``log_step``: the log of the tuned leapfrog. ``frame``: the frame of the particles.
+    ``num_transitions``: the number of transitions that counted.
     """
 
     changes: Float[Array, " d"]
@@ -59,7 +59,7 @@ class Explored(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """What a stage that only compares reports: the change of every coordinate, as in Explored."""
+    """The report of a stage that only compares: the change of every coordinate, as in Explored."""
 
     changes: Float[Array, " d"]
 
@@ -70,8 +70,8 @@ class Exploring(NamedTuple):
     ``home``: where the particles of the test are, if that is not the cloud itself. ``num_made``
     and ``num_tried``: the transitions of this window that count, and all. ``total``: those of all
     windows that count. ``start``: the particles at the beginning of this window. ``before`` and
-    ``after``: sums of moments. ``drift`` and ``changes``: those of the last window, the latter of
-    every coordinate. ``tails``: the error of the tails of particles that are tested.
+    ``after``: sums of moments. ``drift`` and ``changes``: those of the last window; ``changes``
+    has one for every coordinate. ``tails``: the error of the tails of particles that are tested.
     """
 
     axes: Axes
@@ -122,7 +122,7 @@ class AbstractExploration(AbstractSampler):
         return Axes.of(place)
 
     def _tails(self, memory: Exploring, place: Place) -> Float[Array, ""]:
-        """The error of the tails of what is tested: of the particles that have arrived."""
+        """The error of the tails of the particles that are tested: those that have arrived."""
         return tails_beyond(memory.axes.frame, place)
 
     @property
@@ -191,7 +191,7 @@ class AbstractExploration(AbstractSampler):
         after = scaled(memory.after, 1 / (memory.window - first))
         moved = Moved.between(memory.axes.frame, memory.start, place.particles)
         drift, changes = compared(memory.axes, before, after, strict, moved)
-        # Where too few transitions were accepted, there is nothing to go by.
+        # If too few transitions were accepted, there is nothing to judge by.
         made = memory.num_made >= memory.window
         drift = jnp.where(made, jnp.maximum(drift, self._tails(memory, place)), jnp.inf)
         rests = (drift <= BOUND) & (moved.least >= self.least_mobility)
@@ -213,7 +213,7 @@ class AbstractExploration(AbstractSampler):
         return _Judged(memory, drift, moved.least, rests, ends)
 
     def _is_futile(self, memory: Exploring, drift: Float[Array, ""]) -> Bool[Array, ""] | bool:
-        """Whether drifts that fall as from the last window to this one end above the bound."""
+        """Whether drifts that go on falling as they did in this window end above the bound."""
         if isinstance(memory.axes.frame, DenseFrame):
             return False
         made = memory.num_windows + 1

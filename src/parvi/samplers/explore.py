@@ -23,10 +23,10 @@ class Explore(AbstractExploration):
         Number of transitions in the first window.
     num_windows
         Number of windows, each twice as long as the one before. The stage then ends as
-        ``NOT_AT_REST``; with fewer than three particles a dimension, it does so from the third
+        ``NOT_AT_REST``; with fewer than three particles per dimension, it does so from the third
         window on if the drift falls too slowly.
     least_mobility
-        How far the slowest direction must move in a window: 0 for not at all, 1 for anew.
+        How far the slowest direction must move in a window: 0 for no move, 1 for a new place.
     most_leapfrogs
         The largest number of leapfrogs in a transition.
     """

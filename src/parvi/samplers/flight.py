@@ -19,12 +19,13 @@ from parvi.samplers.fly import paired_normal
 _FIRST_STEP, _WANTED, _GAIN = 0.4, 0.8, 1.0
 # Shortest and longest step of a particle, in units of the tuned one.
 _SHORTEST, _LONGEST = 0.6, 1.2
-# Share of the particles that take much shorter steps in exploring, down to this part of the
-# others'. Thin parts of a target, such as the neck of a funnel, reject every step that is tuned to
-# the rest. A test of a few transitions would lose a quarter of what it sees.
+# Share of the particles that take much shorter steps in exploring, and the shortest of these, as a
+# part of the others' steps. Thin parts of a target, such as the neck of a funnel, reject every
+# step that is tuned to the rest. In a test of a few transitions, such steps would lose a quarter
+# of what it sees.
 CAREFUL, _THINNEST = 0.25, 1 / 16
-# A transition that fewer than this share of the particles accept does not count: half of the
-# acceptance that steps are tuned to.
+# A transition that a smaller share of the particles accepts does not count. This is half of the
+# acceptance to which steps are tuned.
 _FEWEST = 0.4
 
 
@@ -45,7 +46,7 @@ class Flight(NamedTuple):
 
     @classmethod
     def grounded(cls, place: Place) -> "Flight":
-        """No trajectory yet; the next leapfrog begins one."""
+        """There is no trajectory yet; the next leapfrog begins one."""
         zeros = jnp.zeros_like(place.particles)
         log_step = jnp.asarray(math.log(_FIRST_STEP), zeros.dtype)
         column = zeros[:, 0]

@@ -1,10 +1,10 @@
 """Follow: very many particles make the transitions that brought some of them to rest.
 
-``Apart(Explore())`` moves some thousand particles until they are at rest, and leaves behind its
-frame, its step and the number of its transitions. All particles began as those did, so they are at
-rest after as many transitions with the same settings. These do not adapt any more, so particles
-need not wait for each other: a block at a time makes a whole transition. No more than the
-particles, their new places and the arrays of one block are in memory.
+``Apart(Explore())`` moves some thousand particles until they are at rest, and reports its frame,
+its step and the number of its transitions. All particles began as those did, so they are at rest
+after the same number of transitions with the same settings. The settings do not adapt any more, so
+particles need not wait for each other: a block at a time makes a whole transition. No more than
+the particles, their new places and the arrays of one block are in memory.
 """
 
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ class Follow(AbstractSampler):
     length, most_leapfrogs
         Settings of the transitions, as in ``Explore``.
     explored
-        What was found by some particles; the run tells it.
+        What some particles have found; the run passes it in.
     """
 
     length: float = jnp.pi / 2
@@ -73,7 +73,7 @@ class Follow(AbstractSampler):
 
     def conclude(self, cloud, pending, arrived):
         done = pending >= self.explored.num_transitions
-        # One evaluation begins a transition, and the run counts that of points it evaluates.
+        # One evaluation begins a transition; the run counts the evaluation of the points itself.
         leapfrogs = self._num_leapfrogs
         info = Info.of(
             cloud,

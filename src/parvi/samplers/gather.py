@@ -1,13 +1,13 @@
-"""Gather: transitions from particles at rest, and of all places visited those that sum up the rest.
+"""Gather: transitions from particles at rest, and visited places that sum up all of them.
 
 n chains at rest are as good as n independent draws, and no better. But T transitions visit n T
 places, whose mean moments are known sqrt(T) times more exactly where transitions forget where they
-began. The stage keeps the places that each chain visits, and takes one of each chain: those whose
-means and squares, in the frame of the particles, are together closest to those of all the places.
-Every particle is then a place that its chain has really visited, so nothing is moved out of a thin
-part of the target, as an affine correction would do.
+began. The stage keeps the places that each chain visits, and takes one from each chain, so that
+together their means and squares, in the frame of the particles, are closest to those of all the
+places. Every particle is then a place that its chain has really visited, so nothing is moved out
+of a thin part of the target, as an affine correction would do.
 
-``Compare`` asks of particles that a flow has made since whether they have the same moments.
+``Compare`` asks whether particles that a flow has moved since have the same moments.
 """
 
 import math
@@ -63,7 +63,7 @@ class Gather(AbstractSampler):
     length, most_leapfrogs
         Settings of the transitions, as in ``Explore``.
     log_step
-        Log of the first leapfrog's length; the run tells the one that ``Explore`` has found.
+        Log of the first leapfrog's length; the run passes in the one that ``Explore`` has found.
     """
 
     num_transitions: int = 16
@@ -136,7 +136,7 @@ class Gather(AbstractSampler):
             over=(made >= self.num_transitions) | (tried >= _MOST_TRIES * self.num_transitions),
         )
         taken = jnp.where(pending.over, jnp.ones_like(stays), stays)
-        # Chains that hardly move have nothing to sum up.
+        # Chains that hardly moved have visited nothing to sum up.
         fewest = jnp.where(made >= self.num_transitions, Status.CONVERGED, Status.NOT_AT_REST)
         info = Info.of(
             cloud,
@@ -155,7 +155,7 @@ class Compare(AbstractSampler):
     Parameters
     ----------
     gathered
-        The moments; the run tells them.
+        The moments; the run passes them in.
     """
 
     gathered: Any = None
@@ -197,8 +197,8 @@ def _put(visits, particles, number, when):
 def _summed_up(frame: AbstractGaussianFrame, visits: Float[Array, "t n d"]) -> Float[Array, "n d"]:
     """One place of every chain, so that their moments are close to those of all the places.
 
-    Each particle in turn takes that of its places which brings the mean of (z, z^2) closest to the
-    mean over all of them.
+    Each particle in turn takes the one of its places that brings the mean of (z, z^2) closest to
+    the mean over all places.
     """
     num = visits.shape[1]
     z = frame.enter(visits)

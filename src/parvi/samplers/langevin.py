@@ -2,8 +2,8 @@
 
     x <- x + eta grad log p(x) + sqrt(2 eta) xi,     xi ~ N(0, I)
 
-is unadjusted Langevin (Roberts & Tweedie 1996, Sec. 1.4.1). A step of finite length makes it too
-wide: for a Gaussian of precision lambda the variance becomes 1 / (lambda (1 - eta lambda / 2)),
+is unadjusted Langevin (Roberts & Tweedie 1996, Sec. 1.4.1). Steps of finite length make the result
+too wide: for a Gaussian of precision lambda the variance becomes 1 / (lambda (1 - eta lambda / 2)),
 and for eta lambda >= 2 the chain diverges. MALA (ibid. Sec. 1.4.2) removes the bias: it takes the
 same move as a Metropolis-Hastings proposal.
 

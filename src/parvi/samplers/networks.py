@@ -59,7 +59,7 @@ def network_pfg(preconditioner: AbstractPreconditioner) -> AbstractField:
 
 
 def large_network(num_steps: int = 500) -> Flow:
-    """What the default does for a large network on mini-batches. O(n d).
+    """The sampler that the default uses for a large network on mini-batches. O(n d).
 
     H is the square root of the diagonal Fisher information. The number of steps is that of the
     paper's figure for MNIST.

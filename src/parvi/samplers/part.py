@@ -1,6 +1,6 @@
 """Part: some particles descend alone, to tell whether they end on one hill or on many.
 
-On one hill the scores of two ends differ as much as the curvature between them says:
+On one hill the scores of two ends differ by as much as the curvature between them says:
 
     -(s_i - s_j) . (x_i - x_j) = -(x_i - x_j) . H (x_i - x_j),
 
@@ -24,14 +24,14 @@ from parvi.stopping import Never
 
 # Number of particles that descend, and their steps in one step of the run.
 _NUM, _AT_ONCE = 24, 20
-# Gradients that the curvatures cost: two products with a Hessian a pair, each about two gradients.
+# Gradients for the curvatures: two products with a Hessian per pair, each about two gradients.
 _CURVATURES = 4
 
 
 class Parting(NamedTuple):
     """The particles of the trial with the memory of their descent, and the verdict.
 
-    ``share``: the curvature between two ends over that at the ends, the median over pairs.
+    ``share``: the curvature between two ends over that at the ends, as a median over pairs.
     """
 
     descent: Aside

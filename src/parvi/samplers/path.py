@@ -1,4 +1,4 @@
-"""The state of a tempered path, the density at a temperature, and what the passes tell."""
+"""The state of a tempered path, the density at a temperature, and what the passes have found."""
 
 from typing import Any, NamedTuple
 
@@ -16,11 +16,11 @@ from parvi.samplers.weigh import Modes
 class Tempering(NamedTuple):
     """The place on the path.
 
-    ``base``: the broad Gaussian, N(0, I) in this frame. Its axes are those of the clumps too, so
-    that every temperature has them. ``frame``: that of the flights. ``next``: what the next step
-    proposes. ``num_made``: the transitions made at this temperature. ``lost``:
-    draws of the Gaussian without a finite density, whose weight is 0. ``passes``: how many are
-    over. ``ends``: where their particles were, with their evidences.
+    ``base``: the broad Gaussian, N(0, I) in this frame. Its axes are also those of the clumps, so
+    every temperature has them. ``frame``: the frame of the flights. ``next``: what the next step
+    proposes. ``num_made``: the transitions made at this temperature. ``lost``: draws of the
+    Gaussian without a finite density, whose weight is 0. ``passes``: how many are over. ``ends``:
+    where their particles were, with their evidences.
     """
 
     base: AbstractGaussianFrame
@@ -40,7 +40,7 @@ class Tempering(NamedTuple):
 class Passes(NamedTuple):
     """Where the particles of every pass were at its end, with the passes' log evidences.
 
-    Of a pass that was not made the log evidence is -inf.
+    The log evidence of a pass that was not made is -inf.
     """
 
     ends: Float[Array, "p n d"]
@@ -61,7 +61,7 @@ def tempered(memory: Tempering, place: Place) -> Place:
 
 
 def error_of_mean(memory: Tempering) -> Float[Array, ""]:
-    """The largest standard error of the pooled mean, in standard deviations, by the passes.
+    """The largest standard error of the pooled mean, in standard deviations, from the passes.
 
     Masses of modes that differ from pass to pass show in the widest directions.
     """

@@ -15,10 +15,10 @@ longer than the chain's memory, 1 / (1 - alpha) >> 1 / (eta G |H|). In the other
 s^2, and the density becomes p / G: for a Gaussian this is p |x|, with twice the variance. Short
 steps therefore need an alpha near 1.
 
-An ensemble has better to offer: with s^2 averaged over its n particles, V hardly depends on any one
-of them, and what Gamma would correct is 1 / n as large. The particles' spread is also the natural
-unit of eta, coordinate by coordinate: G is about one standard deviation at rest, so a step of
-eta = a spread has the preconditioner a variance. Both are the default of ``psgld``.
+An ensemble can do better: if s^2 is averaged over its n particles, V hardly depends on any one of
+them, and the error that Gamma would correct is 1 / n as large. The particles' spread is also the
+natural unit of eta, coordinate by coordinate: G is about one standard deviation at rest, so a step
+of eta = a spread has the preconditioner a variance. Both are the default of ``psgld``.
 """
 
 import abc
@@ -34,8 +34,9 @@ from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.sgld import FIRST, PolynomialDecay, Schedule
 from parvi.stopping import Never
 
-# Scores of one particle in a wild place would carry it away, since their average over all particles
-# hardly knows them. Those of a Gaussian are beyond this for one in four hundred, and a little.
+# The scores of one particle in a wild place would carry it away, since they hardly count in the
+# average over all particles. The scores of a Gaussian exceed this in one case of four hundred, and
+# by little.
 _LONGEST = 3.0
 
 
@@ -172,7 +173,8 @@ class PSGLD(AbstractSampler):
     unit
         The unit of the schedule.
     longest
-        The largest score of a coordinate, in root mean squares of it; None for any.
+        The largest score of a coordinate, in root mean squares of that coordinate; None for no
+        bound.
     """
 
     schedule: Schedule = PolynomialDecay()
@@ -242,9 +244,9 @@ def psgld(
 ) -> PSGLD:
     """pSGLD with eta_t = step_size (offset + t)^-power, or with any schedule as ``step_size``.
 
-    With None the first step is half of the particles' spread in each coordinate, whatever that is
-    at the time, and squared scores are averaged over the particles. With a step size of your own,
-    every particle has its own average, as in the paper.
+    With None the first step is half of the particles' spread in each coordinate, as it is at the
+    time, and squared scores are averaged over the particles. With a step size of your own, every
+    particle has its own average, as in the paper.
 
     Examples
     --------

@@ -121,8 +121,9 @@ def svn(
 ) -> Flow:
     """Stein variational Newton, by default block-diagonal with the scaled Hessian kernel.
 
-    A step is at most half of Newton's. With so wide a kernel the blocks are E[k^2] / E[k], about
-    1 / e at the target, of the curvature at the particles' mean, so whole steps would overshoot.
+    A step is at most half of Newton's. With so wide a kernel the blocks are only E[k^2] / E[k]
+    times the curvature at the particles' mean, about 1 / e at the target, so whole steps would
+    overshoot.
     """
     return Flow(fields.SVN(system, kernel), TrustRegion(LineSearch()), max_steps=max_steps)
 

@@ -3,7 +3,7 @@
 A flow contracts on the way and may carry every particle into one mode of several that the start
 covered. Lone descents do not follow the others. Half of them begin farther out than the start,
 as modes may lie around it. Where one of them ends behind a valley, the target may have more modes
-than the cloud, or the cloud may be in the wrong place; ``Weigh`` tells.
+than the cloud, or the cloud may be in the wrong place; ``Weigh`` finds out which.
 """
 
 import math
@@ -27,7 +27,7 @@ _AT_ONCE = 20
 _LONG, _SHORT = 0.3, 0.05
 # Distance between two modes, in standard deviations of the cloud.
 _APART = 3.0
-# Distance at which a scout is outside the cloud, in units of 1 + sqrt(d) of the same.
+# Distance at which a scout is outside the cloud, in 1 + sqrt(d) of these standard deviations.
 _OUTSIDE = 2.0
 _MOST_MODES = 8
 # How much farther out than the start the second half of the scouts begins.
@@ -65,7 +65,7 @@ class Scout(AbstractSampler):
     num_steps
         Number of steps of every scout.
     start
-        Where they begin; the run tells it.
+        Where they begin; the run passes it in.
     """
 
     num_steps: int = 120
@@ -149,7 +149,7 @@ def _sighted(cloud, there: Place) -> Sighted:
         return open_ & ~closed, (row, open_[row])
 
     _, (rows, real) = jax.lax.scan(one, candidates, length=_MOST_MODES)
-    # With all of them elsewhere, the cloud stands for itself.
+    # If all of them are elsewhere, the cloud stands for itself.
     centre = jnp.where(outside, jnp.mean(cloud.particles, axis=0), there.particles[home])
     return Sighted(there.particles[rows], real, centre)
 

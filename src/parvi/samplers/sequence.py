@@ -123,9 +123,9 @@ class FarFromGaussian(AbstractCondition):
     """The stage runs if the Fisher information in the particles' own frame is large.
 
     Its largest eigenvalue is 1 for a Gaussian, 1 to 1.2 for regressions, and 5 to 16 for the banana
-    and the funnel. That of n independent draws of a Gaussian is (1 + (d / n)^1/2)^4, because the
-    frame is fitted to the same draws: 3 at about ten draws a dimension, 8.5 at two. What is below
-    that tells nothing.
+    and the funnel. For n independent draws of a Gaussian it is (1 + (d / n)^1/2)^4, because the
+    frame is fitted to the same draws: 3 at about ten draws per dimension, 8.5 at two. A smaller
+    eigenvalue says nothing.
     """
 
     least: float = 3.0
@@ -148,10 +148,10 @@ class Few(AbstractKnownCondition):
 
 
 class Many(AbstractKnownCondition):
-    """The stage runs if there are more particles than a block, and above ``least`` numbers in all.
+    """The stage runs if there are more particles than a block, and more than ``least`` numbers.
 
-    As many are as exact as anybody asks if they are independent draws, so that it is not worth a
-    pass over all of them to make them better than that.
+    So many independent draws are as exact as anybody asks, so it is not worth a pass over all of
+    them to make them better.
     """
 
     least: int = 1 << 20
@@ -175,8 +175,8 @@ class Stage(eqx.Module):
     back_to
         If the stage does not come to rest, the particles return to where they were before the
         first of these earlier stages that has run, and the run goes on from there. Without any,
-        the run ends as the stage did, unless it ended as ``NOT_AT_REST`` and a later stage has a
-        condition for that.
+        the run ends as the stage did, unless the stage ended as ``NOT_AT_REST`` and a later stage
+        has a condition for that.
     """
 
     name: str

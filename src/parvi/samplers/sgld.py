@@ -29,7 +29,7 @@ from parvi.stopping import Never
 
 Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
 
-# The first step in units of one over the curvature. At 1/2 a chain has half of Newton's step.
+# The first step in units of one over the curvature. With 1/2 a chain makes half of Newton's step.
 FIRST = 0.5
 # Longest drift of a particle, in root mean square lengths of the noise of its step. At rest a drift
 # is shorter than half of one, so only particles in wild places are held back.
@@ -84,9 +84,10 @@ class SGLD(AbstractSampler):
         The number of steps in a run.
     unit
         The unit of the schedule. With ``FixedStep(1.0)`` its steps are taken as they are; with
-        ``CurvatureStep(share)`` they are in units of a share of one over the curvature.
+        ``CurvatureStep(share)`` their unit is this share of one over the curvature.
     longest
-        The longest drift of a particle, in root mean square lengths of its noise; None for any.
+        The longest drift of a particle, in root mean square lengths of its noise; None for no
+        bound.
     """
 
     schedule: Schedule = PolynomialDecay()

@@ -39,8 +39,8 @@ class SteinNeuralSampler(AbstractSampler):
 
     The generator is G(z) = b + A z + W s(V z + c). It starts as the inverse of the affine map that
     whitens the initial particles, and their noise is the whitened particles: at first G(z_i) = x_i.
-    It is trained on new noise at every step, so that the particles are a sample of it like any
-    other, if the initial ones were Gaussian.
+    It is trained on new noise at every step, so the particles are a sample of it like any other,
+    if the initial ones were Gaussian.
 
     Lengths are measured in the frame of the generated particles: the critic sees them whitened, its
     penalty is in that metric, in units of their mean squared score, and the gradient of the output

@@ -2,8 +2,8 @@
 
 It moves no particle. Where the scales or means of most coordinates follow a few others, as in
 funnels, hierarchies and bent ridges, a coupling is fitted to particles and scores
-(``geometry.straightening``). The target is closer to a Gaussian in its coordinates, so that flows
-and flights reach what they would miss.
+(``geometry.straightening``). In its coordinates the target is closer to a Gaussian, so flows and
+flights reach what they would miss.
 """
 
 import abc
@@ -24,7 +24,7 @@ class AbstractChange(AbstractSampler):
 
     In a ``Sequence`` the run asks it for a coupling between two stages, and the stage counts as run
     only if there is one. It is left out for mini-batches, on a mesh, and for very many particles.
-    Alone it is a step that does nothing, as there is no later stage.
+    By itself it is a step that does nothing, as there is no later stage.
     """
 
     stopping_rule: AbstractStoppingRule = Never()
@@ -43,7 +43,7 @@ class AbstractChange(AbstractSampler):
     ) -> Coupling | None:
         """The new coordinates, from particles and scores in the target's own.
 
-        None if there are none that are better than those of the present coupling.
+        None if there are none better than those of the present coupling.
         """
 
     def init(self, key, cloud):
@@ -63,9 +63,9 @@ class Straighten(AbstractChange):
     Parameters
     ----------
     least_growth
-        The share by which a leader of the present coupling must have become wider since that was
-        fitted; 0 to ask nothing of the kind. A coupling that has been outgrown is not compared with
-        the new one, as particles that have just reached more of the target are too few to tell.
+        The share by which a leader of the present coupling must have become wider since the fit; 0
+        for no such condition. A coupling that has been outgrown is not compared with the new one,
+        as too few particles have reached more of the target to judge.
     """
 
     least_growth: float = 0.0

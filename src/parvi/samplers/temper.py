@@ -1,11 +1,11 @@
 """Temper: sequential Monte Carlo from a broad Gaussian N along p^b N^(1 - b), b from 0 to 1.
 
 No flow of the KL, and no chain, carries mass between separated modes: clumps at rest have the
-weights of the start. Weights do. At every temperature each particle is weighted with
+weights of the start. Weighting can. At every temperature each particle is weighted with
 (p / N)^(b' - b), with b' chosen so that the weights are worth a given share of the particles; the
-particles are drawn anew by these weights, and Hamiltonian transitions at b' part the copies. The
-masses of the modes, and the evidence, are then right whatever the Gaussian
-(Del Moral, Doucet & Jasra 2006).
+particles are resampled by these weights, and Hamiltonian transitions at b' move the copies apart.
+The masses of the modes, and the evidence, are then right whatever the Gaussian (Del Moral, Doucet
+& Jasra 2006).
 """
 
 import math
@@ -32,7 +32,7 @@ from parvi.stopping import Never
 _DRAW, _RESAMPLE, _FLY, _POOL = 0, 1, 2, 3
 # Standard error of a mean over the passes, in standard deviations, that is small enough.
 _EXACT = 0.03
-# How often the Gaussian may be made anew, if the particles turn out much wider than it.
+# How often the Gaussian may be made again, if the particles turn out to be much wider.
 _MOST_WIDENED = 4
 
 
@@ -56,14 +56,14 @@ class Temper(AbstractSampler):
     num_transitions
         Number of transitions at every temperature, and twice as many at the last.
     num_passes, most_passes
-        Smallest and largest number of times that the path is followed. The particles are drawn from
-        the ends of all passes, which makes the masses of the modes more exact, and tells how exact:
-        there are as many passes as make the standard error of a mean at most 0.03 standard
-        deviations. Of more than 8192 particles, ``num_passes`` are enough.
+        Smallest and largest number of times that the path is followed. The particles are drawn
+        from the ends of all passes, which makes the masses of the modes more exact, and shows how
+        exact they are: passes go on until the standard error of a mean is at most 0.03 standard
+        deviations. For more than 8192 particles, ``num_passes`` are enough.
     length, most_leapfrogs
         Settings of the transitions, as in ``Explore``.
     modes
-        Further modes that the Gaussian has to cover; the run tells them if the stage before it
+        Further modes that the Gaussian has to cover; the run passes them in if the stage before
         found any.
     """
 
@@ -158,7 +158,7 @@ class Temper(AbstractSampler):
         return sound, memory._replace(next=jnp.int32(_RESAMPLE), lost=~sound)
 
     def _drawn_anew(self, key, cloud, memory):
-        """The next temperature, and the particles drawn anew by their weights for it."""
+        """The next temperature, and the particles resampled by their weights for it."""
         gains = cloud.log_densities - log_normal(memory.base, cloud.particles)
         gains = jnp.where(memory.lost, -jnp.inf, gains)
         beta = next_beta(gains, memory.beta, self.share)
@@ -211,7 +211,7 @@ class Temper(AbstractSampler):
             ends=memory.ends.at[memory.passes].set(place.particles),
             log_evidences=memory.log_evidences.at[memory.passes].set(memory.log_evidence),
         )
-        # More modes may lie beyond those that the Gaussian was made to cover.
+        # There may be more modes beyond those that the Gaussian was made to cover.
         again = (passes == 1) & (memory.num_widened < _MOST_WIDENED)
         narrow = again & is_wider(memory.base.enter(place.particles), 1 / self.breadth)
         enough = (passes >= self.num_passes) & (error_of_mean(memory) <= _EXACT)

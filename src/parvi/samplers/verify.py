@@ -25,7 +25,7 @@ class Verify(AbstractExploration):
     window
         Number of transitions.
     better_than_draws
-        Whether the particles have to be closer to the target than as many independent draws.
+        Whether the particles have to be closer to the target than independent draws are.
     least_mobility, length, num_windows, most_leapfrogs
         As in ``Explore``.
     """
@@ -64,19 +64,20 @@ class Verify(AbstractExploration):
         there = arrived.place if there is None else there
         flight, stays, rate = landed(memory.axes.frame, memory.flight, there)
         home = chosen(stays, there, memory.home)
-        # Some of very many particles are no better than independent draws, however exact all are.
+        # A part of very many particles is no better than independent draws, however exact all are.
         strict = self.better_than_draws and len(home.particles) == cloud.shape[0]
         judged = self._judged(memory._replace(flight=flight, home=home), home, rate, strict)
         return jnp.zeros((), bool), judged.memory, self._info(cloud, judged, rate, gradients)
 
     def _num_before(self, window):
-        # The particles themselves are what came before.
+        # The particles themselves stand for the window before.
         return jnp.zeros_like(window)
 
     def _next_axes(self, memory, place):
-        # What came before is known along these axes only.
+        # The moments before are known along these axes only.
         return memory.axes
 
     def _tails(self, memory, place):
-        # Those of the particles themselves, not of where the transitions have taken them.
+        # The tails of the particles themselves, not of the places to which transitions have taken
+        # them.
         return memory.tails

@@ -1,6 +1,7 @@
 """Weigh: the peaks above what scouts have sighted, and their masses.
 
-A peak behind a valley counts if its mass (Laplace's) is not small beside the cloud's.
+A peak behind a valley counts if its mass, by Laplace's approximation, is not small beside the
+cloud's.
 """
 
 from typing import Any, NamedTuple
@@ -17,14 +18,14 @@ from parvi.samplers.scout import Sighted
 from parvi.status import Status
 from parvi.stopping import Never
 
-# Log mass, less than the cloud's, that no longer counts.
+# A peak whose log mass is this much less than the cloud's does not count.
 _LEAST = 5.0
 # Step of the differences for the Hessian, in standard deviations of the cloud.
 _DIFFERENCE = 0.01
-# Newton's steps towards the peak, and the longest of them in standard deviations of the cloud.
+# Newton steps towards the peak, and the longest of them in standard deviations of the cloud.
 _NUM_CLIMBS, _LONGEST = 8, 1.0
-# Twice the gain in nats that Newton's method still expects, below which a point is a peak. An
-# unbounded density, such as that in the neck of a funnel, has none.
+# A point is a peak if twice the gain in nats that Newton's method still expects is below this. An
+# unbounded density, such as that in the neck of a funnel, has no peak.
 _PEAK = 1.0
 
 
@@ -46,7 +47,7 @@ class Weigh(AbstractSampler):
     Parameters
     ----------
     sighted
-        Where to climb from; the run tells it.
+        Where to climb from; the run passes it in.
     """
 
     sighted: Any = None
@@ -88,7 +89,7 @@ class Weigh(AbstractSampler):
         behind = depths_from(few.log_density, place, -1) > DEPTH
         masses = climbs.log_density - 0.5 * climbs.log_curvature
         masses = masses - jnp.mean(few.log_densities) - 0.5 * few.shape[1]
-        # A comparison with NaN is false, so what is not finite does not count.
+        # A comparison with NaN is false, so a peak that is not finite does not count.
         counts = real & behind & (climbs.gain < _PEAK) & (masses > -_LEAST)
         masses = jnp.where(counts, masses, -jnp.inf).astype(cloud.dtype)
         return cloud, Modes(place.particles[:-1], masses[:-1])
@@ -116,7 +117,7 @@ class _Climb(NamedTuple):
 
     @classmethod
     def nowhere(cls, point: Float[Array, " d"]) -> "_Climb":
-        """Of a row that is no scout."""
+        """The climb of a row that is not a scout."""
         nan = jnp.full((), jnp.nan, point.dtype)
         return cls(point, nan, point, nan, nan)
 
@@ -132,7 +133,7 @@ def _climbed(cloud, frame, point) -> _Climb:
         pulls = frame.pull(place.scores)
         curvature = (pulls[0] - pulls[1:]) / _DIFFERENCE
         values, vectors = jnp.linalg.eigh((curvature + curvature.T) / 2)
-        # A direction that is flat there is taken to be ten times as wide as the cloud.
+        # A direction in which the density is flat is taken to be ten times as wide as the cloud.
         wide = jnp.maximum(jnp.abs(values), 0.01)
         along = vectors.T @ pulls[0]
         step = vectors @ (along / wide)

@@ -95,7 +95,7 @@ def _judge(found):
         raise ValueError(
             f"The gradient of the log density is not finite at {bad.sum()} of the {num} initial "
             f"particles (first: particle {first}) though its value is: look for sqrt, log, norm "
-            "or a division at zero, also inside the unused branch of a jnp.where."
+            "or a division at zero, even inside the unused branch of a jnp.where."
         )
     if not moving.any() and np.ptp(values) > 0:
         raise ValueError(

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Key
 from parvi.evaluation import evaluate, quickly
 from parvi.targets.flatten import AbstractLayout, Labels
 
-# Attempts to draw starts with a finite density. What is left is moved between the good ones.
+# Attempts to draw starts with a finite density. Starts that stay bad are moved between good ones.
 _ATTEMPTS = 20
 # Scores of an improper coordinate agree up to rounding, in units of the dtype's precision.
 _ROUNDING = 100
@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class AbstractModel(abc.ABC):
-    """A model of a front end: its parameters, and what else it computes from them.
+    """A model of a front end: its parameters, and whatever else it computes from them.
 
     It lives on the host and is compared by identity. Its methods are called in the precision of the
     run. ``flat`` is an array of unconstrained particles, and ``particles`` what ``constrain`` made
@@ -182,7 +182,7 @@ class Dependent(AbstractLayout):
         return flat
 
     def flattened(self, values, dtype: np.dtype) -> Float[Array, "n d"]:
-        """The flat vectors of ``init``: of the parameters by name, or flat already."""
+        """The flat vectors of ``init``, which holds the parameters by name or is flat already."""
         if not isinstance(values, dict):
             if np.ndim(values) != 2 or np.shape(values)[1] != self.dim:
                 raise ValueError(
@@ -236,7 +236,7 @@ class Dependent(AbstractLayout):
         more = f" and {len(columns) - 5} others" if len(columns) > 5 else ""
         raise ValueError(
             f"The density has no end in {some}{more}: its slope, in brackets, is the same at all "
-            "starts, so that neither the prior nor the data say where the parameter is. Give "
+            "starts, so neither the prior nor the data say where the parameter is. Give "
             "it a proper prior, or leave it out of the model (NumPyro's obs_mask= makes such "
             "parameters of observed entries: index the missing ones instead)."
         )

@@ -61,7 +61,7 @@ class AbstractLayout(eqx.Module):
 
     @abc.abstractmethod
     def log_jacobian(self, flat: Float[Array, " d"]) -> Float[Array, ""]:
-        """What is added to the target's function: log |det| of ``argument``."""
+        """The term that is added to the target's function: log |det| of ``argument``."""
 
     @abc.abstractmethod
     def flat_names(self) -> list[str]:
@@ -78,7 +78,7 @@ class AbstractLayout(eqx.Module):
         return jax.random.normal(key, (num, self.dim), dtype)
 
     def admit(self, log_density: LogDensity, place: Place) -> None:
-        """Raise a ``ValueError`` if the first scores show what no run should begin with."""
+        """Raise a ``ValueError`` if the first scores show that no run should begin there."""
         return None
 
 
@@ -125,7 +125,7 @@ class Layout(AbstractLayout):
 
     @property
     def is_flat(self) -> bool:
-        """Whether a particle is one vector without a constraint, so that flat particles are it."""
+        """Whether a particle is one vector without a constraint, so that it is flat already."""
         plain = all(isinstance(constraint, Real) for constraint in self.constraints)
         return plain and self.shapes == ((self.dim,),)
 
@@ -165,7 +165,7 @@ class Layout(AbstractLayout):
 def names_of(
     paths: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], labels: Labels | None = None
 ) -> list[str]:
-    """A name for every number of some arrays, by the names of places where they have them."""
+    """A name for every number of some arrays, by the names of its places if these have names."""
     names = []
     for path, shape in zip(paths, shapes, strict=True):
         stem = path or "x"
@@ -178,7 +178,7 @@ def names_of(
 
 
 def _check_leaf(path: str, leaf: Any) -> None:
-    """Refuse what is no array of real numbers."""
+    """Refuse anything that is not an array of real numbers."""
     dtype = getattr(leaf, "dtype", None)
     real = isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
     if dtype is None and not real:

@@ -84,7 +84,7 @@ class UnitVector(AbstractConstraint):
     """K numbers with squares that sum to one along the last axis: u over its length.
 
     There is no smooth bijection from K - 1 numbers to a sphere. The length of u is a further
-    parameter with the density of a chi distribution, which the Jacobian brings along.
+    parameter, to which the Jacobian gives the density of a chi distribution.
     """
 
     def unconstrained_shape(self, shape):
@@ -107,7 +107,7 @@ class UnitVector(AbstractConstraint):
 
 
 class Circular(AbstractConstraint):
-    """An angle between -pi and pi, with no seam: that of a point of the plane.
+    """An angle between -pi and pi, with no seam: the angle of a point in the plane.
 
     As in ``UnitVector``, the distance of the point is a further parameter.
     """
@@ -173,7 +173,7 @@ class CorrelationCholesky(AbstractConstraint):
         below = np.tril_indices(num, -1)
         zeros = jnp.zeros((*u.shape[:-1], num, num), u.dtype)
         partial = zeros.at[..., *below].set(jnp.tanh(u))
-        # What a row has left for its later entries. By logs it never vanishes, as 1 - tanh^2 does.
+        # The length that a row has left for its later entries. As a log it cannot round to zero.
         left = jnp.exp(0.5 * jnp.cumsum(zeros.at[..., *below].set(_log_slopes(u)), axis=-1))
         before = jnp.concatenate([jnp.ones_like(left[..., :1]), left[..., :-1]], axis=-1)
         diagonal = jnp.eye(num, dtype=u.dtype)
@@ -191,8 +191,9 @@ class CorrelationCholesky(AbstractConstraint):
 
     def log_jacobian(self, u):
         rows, columns = np.tril_indices(_side(u.shape[-1], -1), -1)
-        # d x / d u = (1 - tanh^2 u) times what the row has left before, which is the root of the
-        # product of 1 - tanh^2 over its earlier entries: each counts half for every later one.
+        # d x / d u = (1 - tanh^2 u) times the length that is left before. That is the root of the
+        # product of 1 - tanh^2 over the earlier entries, so each of these counts half for every
+        # later one.
         return jnp.sum((1 + 0.5 * (rows - columns - 1)) * _log_slopes(u))
 
     def describe(self):
@@ -210,7 +211,7 @@ def _check_square(name: str, shape: tuple[int, ...]) -> None:
 
 
 def _side(num: int, sign: int) -> int:
-    """k of k (k + sign) / 2 numbers."""
+    """The k that belongs to k (k + sign) / 2 numbers."""
     return (math.isqrt(8 * num + 1) - sign) // 2
 
 

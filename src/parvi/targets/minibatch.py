@@ -22,16 +22,17 @@ class MiniBatch(AbstractTarget):
     them and nothing is random.
 
     Samplers that are made for mini-batches (``parvi.sgld()``, ``parvi.pfg_algorithm_1()``) take
-    them as they come. The default compares log densities of different steps, which a new batch at
-    every step would make meaningless, and takes ``batch_size`` as a wish:
+    them as they come. The default compares log densities of different steps, which would mean
+    nothing with a new batch at every step. So it takes ``batch_size`` as a wish:
 
     - If all rows are cheap enough, or little more than a batch, it uses all of them, in blocks if
       memory demands it. The limit is a count of operations and does not depend on the machine's
       speed.
-    - If they are too dear and there are at least 1.5 particles a dimension, it draws a subset of
-      rows for a round. Their log density is corrected to second order by all rows, and later
-      rounds take more rows until the noise that is left is small (``parvi.run.rounds``).
-    - If they are too dear and there are fewer particles, as for a large network, it makes 500
+    - If they are too expensive and there are at least 1.5 particles per dimension, it draws a
+      subset of rows for a round. The subset's log density is corrected to second order by all
+      rows, and later rounds take more rows until the noise that is left is small
+      (``parvi.run.rounds``).
+    - If they are too expensive and there are fewer particles, as for a large network, it makes 500
       falling steps of Algorithm 1 on mini-batches, and says that nothing was tested.
 
     ``result.history["rows"]`` is the number of rows in each step.
@@ -50,7 +51,7 @@ class MiniBatch(AbstractTarget):
     like, constraints
         As in ``Target``.
     num_blocks
-        Number of blocks in which all rows are summed. A run chooses it by the memory that they
+        Number of blocks in which all rows are summed. A run chooses it by the memory that all rows
         would take.
     """
 
@@ -127,7 +128,7 @@ class MiniBatch(AbstractTarget):
         return self._changed(batch_size=self.num_rows)
 
     def in_blocks(self, one: jax.ShapeDtypeStruct) -> "MiniBatch":
-        """The same target, with all rows in as many blocks as their memory demands."""
+        """The same target, with all rows in as many blocks as memory demands."""
         at_once = self._changed(num_blocks=1)
         return self._changed(num_blocks=blocks_for(at_once.full(), self.num_rows, one))
 
@@ -142,7 +143,7 @@ class MiniBatch(AbstractTarget):
         return eqx.tree_at(lambda target: (target.data, target.batch_size), self, (data, size))
 
     def placed(self, data: PyTree[Array] | None) -> "MiniBatch":
-        """The same target with its data elsewhere, as when the rows are spread over devices."""
+        """The same target with its data moved, for instance spread over devices."""
         return eqx.tree_at(lambda t: t.data, self, data, is_leaf=lambda leaf: leaf is None)
 
     def _changed(self, like=None, batch_size=None, num_blocks=None) -> "MiniBatch":

@@ -17,8 +17,8 @@ from jaxtyping import Array, Float, PyTree
 from parvi.counting import largest_array, traced
 from parvi.evaluation import FEWEST, even_blocks
 
-# Limit in bytes on the largest array that the fewest particles of a block make with a block of
-# rows. A CPU's cache holds less, but with shorter blocks of rows matrix products are slower.
+# Limit in bytes on the largest array that the smallest block of particles makes with a block of
+# rows. A CPU's cache holds less, but shorter blocks of rows make matrix products slower.
 _BYTES = 1 << 28
 
 
@@ -32,7 +32,7 @@ class RowSum(eqx.Module):
     rows
         Pytree of arrays with a common leading axis.
     num_blocks
-        Number of blocks. What is left by an uneven division is a block of its own.
+        Number of blocks. The rest of an uneven division is a block of its own.
     """
 
     log_likelihood: Callable

@@ -5,7 +5,7 @@ as a function of the flat, unconstrained x,
 
     log p(x) = log prior(x) + T(x) + N/B sum over S of (l_i - t_i)(x),
 
-where t_i is the Taylor polynomial of l_i of second order at c, and T that of all rows together.
+where t_i is the Taylor polynomial of l_i of second order at c, and T the sum of those of all rows.
 Only the remainders l_i - t_i are estimated from a part of the rows (Quiroz, Kohn, Villani & Tran
 2019, section 2.3). All particles and steps see the same subset, so the log density is fixed and
 can be compared, tested and bent along. T takes d Hessian-vector products at one point, over all

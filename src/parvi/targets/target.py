@@ -48,7 +48,7 @@ class AbstractTarget(eqx.Module):
         """The same target for particles that look like ``like``."""
 
     def as_model(self) -> Any:
-        """What ``parvi.calibrate`` needs, where the target is of a model that knows its prior."""
+        """What ``parvi.calibrate`` needs, if the target's model knows its prior."""
         model = getattr(self.layout, "model", None)
         if model is None:
             raise ValueError(
@@ -108,7 +108,7 @@ class Target(AbstractTarget):
     data
         Pytree of arrays and numbers. ``log_density``, ``score`` and ``hessian_vector_product`` get
         it as their last argument, and ``with_data`` replaces it. Runs on data of the same shapes
-        share their compiled programs, which a log density that closes over its data does not.
+        share their compiled programs. They do not if the log density closes over its data.
 
     Examples
     --------
@@ -215,7 +215,7 @@ class Target(AbstractTarget):
 
 
 class _OfData(eqx.Module):
-    """A function of a particle and data, with its data: a module, so that they are no constants."""
+    """A function of a particle and data, with its data, which are no constants in a module."""
 
     function: Callable
     data: PyTree[Array]
@@ -234,7 +234,7 @@ def check_alike(old: PyTree, new: PyTree) -> None:
 
 
 def as_data(data: PyTree) -> PyTree[Array]:
-    """The data, with numbers as arrays; what is neither is refused in words."""
+    """The data, with numbers as arrays; anything else is refused with a message."""
 
     def one(leaf):
         if isinstance(leaf, (bool, int, float)):
@@ -268,7 +268,7 @@ class _Frozen:
 
 
 def _check_score(slopes, particle) -> None:
-    """Raise a ``ValueError`` if a score is not like its particle; it would be broadcast."""
+    """Raise a ``ValueError`` if a score is not shaped like its particle; it would be broadcast."""
     want, got = (jax.tree_util.tree_map(jnp.shape, tree) for tree in (particle, slopes))
     if want != got:
         raise ValueError(

@@ -43,7 +43,7 @@ def rotated_gaussian(dim: int, condition: float, seed: int = 0) -> Exact:
 def banana(noise: float = 0.5, turned: float = 0.0) -> Exact:
     """u1 ~ N(0, 1) and u2 | u1 ~ N(u1^2, noise^2), turned by an angle.
 
-    Unless it is turned, a coupling makes a Gaussian of it.
+    Unless it is turned, a coupling makes it a Gaussian.
     """
     cos, sin = math.cos(turned), math.sin(turned)
 

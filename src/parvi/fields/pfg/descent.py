@@ -44,7 +44,7 @@ class LargestEigenvalue(AbstractUnit):
 
 
 class Tamed(AbstractUnit):
-    """What brings the largest eigenvalue of H down to ``largest``, or 1 if it is below.
+    """The factor by which the largest eigenvalue of H exceeds ``largest``, or 1 if it does not.
 
     A learning rate that is stable at ``largest`` is then stable for any number of rows of data,
     and gentle targets see the objective unchanged.

@@ -8,8 +8,9 @@ whose mean for n independent draws is
 
 because the terms of B are then independent with mean zero. The ratio of the two is the *excess*. It
 is 1 for independent draws, above 1 for particles that are biased or too narrow in a way that the
-features see, and below 1 for particles more even than chance. The directions are the eigenvectors
-of the Fisher information E[s s^T], so that stiff ones do not drown the others.
+features see, and below 1 for particles that are spread more evenly than by chance. The directions
+are the eigenvectors of the Fisher information E[s s^T], so that stiff ones do not drown the
+others.
 """  # noqa: E501
 
 import jax.numpy as jnp
@@ -29,8 +30,8 @@ def stein_excess(
 ) -> Float[Array, " d"]:
     """The excess in every direction. O(n k (k + d)) time, O(n (k + d)) memory.
 
-    With ``others``, G and the directions are theirs. Those of the particles themselves are fitted
-    to their noise: in 61 dimensions, 512 exact draws have an excess of 1.8 by their own.
+    With ``others``, G and the directions come from these. Those of the particles themselves are
+    fitted to their noise: in 61 dimensions, 512 exact draws have an excess of 1.8 by their own.
     """
 
     def sums(block, weights):

@@ -68,7 +68,7 @@ class ExactDivergence(AbstractDivergence):
 
 
 class ForwardMode(AbstractDivergence):
-    """The exact divergence by d forward passes per particle, even if there is a closed form."""
+    """The exact divergence by d forward passes per particle, even where there is a closed form."""
 
     def __call__(self, key, functions, parameters, particles):
         return forward_mode(functions, parameters, particles)

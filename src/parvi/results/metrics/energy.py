@@ -47,7 +47,7 @@ def worth(
     Both samples are standardised by the mean and standard deviation of the reference ``y``; then
     D = ``energy_distance(x, y)`` and c = ``mean_distance(y)``. The worth is 1 for independent draws
     (in the sense that E[D] = c/n), below 1 for particles that are biased, collapsed or in clumps,
-    and above 1 for particles that are more even than chance.
+    and above 1 for particles that are spread more evenly than by chance.
 
     Parameters
     ----------

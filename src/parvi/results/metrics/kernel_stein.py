@@ -87,9 +87,9 @@ def ksd_test(
 
     The statistic is the U-statistic of ``ksd``. Under the hypothesis its law is that of
     sum_{i != j} w_i w_j u(x_i, x_j) / (n (n - 1)) with the bootstrap's weights w, and the p-value
-    is the share of these that are no smaller, (1 + count) / (1 + num_bootstrap).
-    Particles that repel each other are more even than independent draws. If they fit, their
-    p-value tends to 1, and no rejection rate can be read from it.
+    is the share of these that are at least as large, (1 + count) / (1 + num_bootstrap). Particles
+    that repel each other are spread more evenly than independent draws. If they fit, their p-value
+    tends to 1, and no rejection rate can be read from it.
 
     O(n^2 (d + num_bootstrap)) time, O(block_size^2 + n (d + num_bootstrap)) memory.
 

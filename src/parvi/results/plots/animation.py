@@ -94,7 +94,7 @@ def animate(
         held = [*frames, *[frames[-1]] * frames_per_second]
         moving = animation.FuncAnimation(figure, shown, frames=held, init_func=lambda: [])
         try:
-            # A frame with a clear ground would show all frames before it.
+            # A frame with a transparent background would show all frames before it.
             own = {"facecolor": "white"}
             moving.save(path, writer=writer(fps=frames_per_second), savefig_kwargs=own)
         except (subprocess.CalledProcessError, BrokenPipeError) as error:
@@ -111,7 +111,7 @@ def _last_words(error: Exception) -> str:
 
 
 def followed(result: Any, columns: Sequence[int], num_frames: int) -> list[Frame]:
-    """The particles of some columns in at most so many frames, all early steps among them."""
+    """The particles of some columns, in at most ``num_frames`` frames with all early steps."""
     settings = result.settings
     if settings is None or result.target is None:
         raise ValueError("A loaded result cannot be run again: give one that parvi.sample made.")

@@ -61,7 +61,7 @@ def transported_grid(result: Any, axis: Any = None, num_lines: int = 17) -> Any:
     flat, _, names = _flat_of(result, "transported_grid")
     maps = result.transport.maps
     if len(maps) != 1:
-        raise ValueError(f"The map has {len(maps)} pieces, one for each mode, and no one grid.")
+        raise ValueError(f"The map has {len(maps)} pieces, one for each mode, not a single grid.")
     axis = new_axes(1, 1, 4.0, 3.6)[0, 0] if axis is None else axis
     places, along = np.linspace(-2.5, 2.5, num_lines), np.linspace(-2.5, 2.5, 101)
     with surrounded(flat.dtype):

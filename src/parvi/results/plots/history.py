@@ -16,7 +16,7 @@ _WORDS = {
 
 
 def history(result: Any, columns: tuple[str, ...] | None = None, axes: Any = None) -> Any:
-    """Draw columns of the history over the steps, with the stages as a coloured ground.
+    """Draw columns of the history over the steps, with the stages as a coloured background.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def history(result: Any, columns: tuple[str, ...] | None = None, axes: Any = Non
         axis.set(ylabel=_WORDS.get(name, name), xlim=(0.5, len(values) + 0.5))
         if name == "stein_ratio":
             axis.axhline(1, color="0.5", linewidth=0.8, linestyle=":")
-            # At the first temperatures of a path it is that of another density, by any factor.
+            # At the first temperatures of a path the rate is another density's, of any size.
             axis.set_ylim(0, 2)
         elif np.all(values[np.isfinite(values)] > 0):
             axis.set_yscale("log")

@@ -11,13 +11,13 @@ from jaxtyping import Float
 
 # Okabe and Ito's colours, which people with any colour vision tell apart; black is left out.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442")
-# The same hues, lighter, for a dark ground.
+# The same hues, lighter, for a dark background.
 _LIGHTER = ("#56B4E9", "#FF9A5C", "#35C99A", "#E3A0C6", "#F2C14E", "#B5DDF5", "#F0E442")
 # Parameters that are drawn if none are named.
 MOST = 6
 # Numbers from here on are too long for several of them side by side below one of the axes.
 _LONG = 1e5
-# Numbers of so many digits need the room of two.
+# A number with so many digits needs the room of two.
 _MANY = 5
 
 _SHARED: dict[Any, Any] = {
@@ -30,7 +30,7 @@ _SHARED: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "legend.frameon": False,
-    # Whole numbers at the ticks: what is left out of them would be printed over the names.
+    # Whole numbers at the ticks: an offset or a factor would be printed over the names.
     "axes.formatter.useoffset": False,
     "figure.dpi": 110,
     "savefig.dpi": 110,
@@ -43,7 +43,7 @@ _INK = {"light": "#222222", "dark": "#DDDDDD"}
 
 @contextlib.contextmanager
 def styled(theme: str = "light") -> Iterator[None]:
-    """Draw in the shared style; ``theme`` is light or dark, both on a transparent ground."""
+    """Draw in the shared style; ``theme`` is light or dark, both on a transparent background."""
     import matplotlib as mpl
     from cycler import cycler
 
@@ -110,7 +110,7 @@ def short(name: str, most: int = 26) -> str:
 
 
 def labels_of(result: Any) -> np.ndarray:
-    """The mode of every particle, where modes are known; else all are of the first."""
+    """The mode of every particle; if modes are not known, all belong to the first."""
     found = result.known_modes()
     return np.zeros(result.num_particles, int) if found is None else found.labels
 
@@ -123,7 +123,7 @@ def limits(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
 
 
 def few_ticks(axis: Any, most: int) -> None:
-    """At most so many intervals along x; numbers with many digits get fewer, and are rounded."""
+    """Set the most intervals along x; numbers with many digits get fewer, and are rounded."""
     low, high = axis.get_xlim()
     largest = max(abs(low), abs(high))
     if 1e-3 <= largest < _LONG:

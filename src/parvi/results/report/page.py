@@ -25,7 +25,7 @@ _LONG = 14
 _LEGEND = (
     "drift: how far the run's own transitions moved the mean or the variance, in standard errors. "
     "stein_ratio: 1 is right; it is smaller where the particles are too narrow. verdict: ok, or "
-    "what is wrong by more than chance; in doubt: what is wrong is not of one parameter."
+    "what is wrong by more than chance; in doubt: something is wrong, but not with one parameter."
 )
 _CLASSES = {True: "good", False: "bad", None: "unknown"}
 
@@ -90,7 +90,7 @@ def _facts(result: Any) -> str:
     return (
         f"{result.num_particles} particles of {len(result.names)} numbers; {result.status.name} "
         f"after {result.num_steps} steps and {result.num_gradients / result.num_particles:.0f} "
-        f"gradients a particle; {result.timing.seconds:.1f} s, "
+        f"gradients per particle; {result.timing.seconds:.1f} s, "
         f"{result.timing.compile_seconds:.1f} s of them compiling."
     )
 

@@ -13,8 +13,8 @@ from parvi.status import Status
 # With fewer particles a Stein ratio of 0.25, that of a Gaussian that is half as wide as the target,
 # is within the four standard errors, 4 / n**0.5, and the tenth that the check allows.
 _FEWEST = 38
-# Nearer than this, in standard deviations, and in all parameters, is a look at one's own mode only.
-# Of a start as wide as the particles, the farthest of 24 scouts comes from about 8.
+# If all parameters were searched less far than this, in standard deviations, only one's own mode
+# was. Of a start as wide as the particles, the farthest of 24 scouts comes from about 8.
 _NEAR = 6.0
 
 
@@ -85,7 +85,7 @@ def verdict_of(
             f"Nobody can tell whether these {num} particles are a sample of the target: there are "
             "too few of them.",
             (
-                "No test found anything wrong, but none would see it if so few particles were half "
+                "No test found anything wrong, but none would notice if so few particles were half "
                 "as wide as the target.",
             ),
             (_more_particles(shape),),

@@ -60,7 +60,7 @@ class Stack(AbstractLayer):
 def sobol_normal(
     key: Key[Array, ""], num: int, dim: int, number: int = 0
 ) -> Float[np.ndarray, "n d"]:
-    """Scrambled-Sobol points of N(0, I); another set for every number."""
+    """Scrambled-Sobol points of N(0, I), a different set for every number."""
     # Importing it takes a second, which only maps need.
     from scipy.stats import qmc
 

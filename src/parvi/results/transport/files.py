@@ -85,7 +85,7 @@ def _rebuilt(node: Any, numbers: Any) -> AbstractLayer:
     frame = DenseFrame(next(numbers), next(numbers), next(numbers))
     if kind == "Affine":
         return Affine(frame)
-    # Files from before there were features for tails say nothing of them.
+    # Files of earlier versions do not mention features for tails.
     num_tails = inner[0] if inner else 0
     bent = Bent(frame, next(numbers), next(numbers), next(numbers), num_tails)
     return Stack(bent) if kind == "Stack" else bent

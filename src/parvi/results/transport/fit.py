@@ -2,7 +2,7 @@
 
 Layers that were fitted to one set of points learn its noise. So before every round fresh
 scrambled-Sobol points of N(0, I) are pushed through the map so far, and the next layer is fitted to
-the velocity of PFG there, in closed form. The exact KL on the next fresh points, less that without
+the velocity of PFG there, in closed form. The exact KL on the next fresh points, with and without
 the layer, decides whether it is kept: the map is never worse than its affine part.
 
 ``gaussianised`` goes the other way: the same rounds take particles to N(0, I). It serves where no
@@ -25,7 +25,7 @@ from parvi.geometry.frame import DenseFrame, InFrame
 from parvi.results.transport.chain import Chain, Stack, sobol_normal
 from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted, features
 
-# Fresh points of a round: the larger of this and that many a dimension.
+# Fresh points of a round: at least the first number, and at least the second per dimension.
 _NUM_POINTS, _PER_DIMENSION = 2048, 8
 _NUM_FEATURES, _RIDGE = 128, 0.1
 # Dimensions up to which every axis has features for its tails, the steepness of these, and the
@@ -46,7 +46,7 @@ class Judged(NamedTuple):
 
 
 class _Fitting(NamedTuple):
-    """Bent layers, of which the first ``used`` are in use; that on trial; the next one's step."""
+    """Bent layers, the first ``used`` of which are in use; the layer on trial; the next step."""
 
     bent: Bent
     used: Int[Array, ""]
@@ -117,7 +117,7 @@ def streamed(
 def gaussianised(
     particles: Float[Array, "n d"], held_out: Float[Array, "m d"], key: Key[Array, ""]
 ) -> tuple[AbstractLayer, list[Judged]]:
-    """The map from N(0, I) to about the particles' distribution, judged by those held out."""
+    """A map from N(0, I) to about the distribution of the particles, judged by held-out ones."""
     frame = DenseFrame.of(particles)
     identity = DenseFrame(
         jnp.zeros_like(frame.mean), jnp.eye(len(frame.mean)), jnp.eye(len(frame.mean))
@@ -162,7 +162,7 @@ def _forth(log_density, affine, state: _Fitting, key, number, z) -> tuple[_Fitti
 
 @quickly
 def _back(affine, state: _Fitting, key, number, particles, held_out) -> tuple[_Fitting, Judged]:
-    """The same towards N(0, I), where the log likelihood of particles held out is the judge."""
+    """The same towards N(0, I), judged by the log likelihood of held-out particles."""
     key = jax.random.fold_in(key, number)
     x, first_det = affine.moved(held_out)
     old, old_det = state.moved(x)

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-# Of the base of weighted draws, the share of draws that have tails in all coordinates, that of
-# draws that have them in one, and the degrees of freedom, an even number.
+# The base of weighted draws: the share of draws that have tails in all coordinates, which is also
+# the share that have them in one, and the degrees of freedom, an even number.
 _HEAVY, _FREEDOM = 0.1, 4.0
-# Shares of effective draws below which a map is no map, and by how much one may fall.
+# The share of effective draws below which a map is refused, and by how much the share may fall.
 _LEAST, _FALL = 0.1, 0.7
-# Draws of the first look, over all.
+# The number of draws over the number of those of the first look.
 _FIRST = 8
 
 
@@ -30,9 +30,9 @@ class Importance:
     log_weights
         log p - log q, not normalised.
     share
-        The effective draws, (sum w)^2 / sum w^2, over all.
+        The number of effective draws, (sum w)^2 / sum w^2, over the number of draws.
     first_share
-        That of the first eighth, from which it must not fall.
+        The share of the first eighth, from which ``share`` must not fall far.
     log_evidence, standard_error
         The log of the density's integral.
     """
@@ -69,7 +69,7 @@ class Importance:
     def khat(self) -> float:
         """Shape of the tail of the weights, by Pareto smoothing (Vehtari et al. 2024).
 
-        It is no verdict by itself: weights that hardly differ can have a large one.
+        It is not a verdict by itself: weights that hardly differ can have a large shape.
         """
         # Importing ArviZ takes longer than a thousand draws.
         import arviz as az
@@ -87,7 +87,7 @@ class Importance:
 
     @property
     def trouble(self) -> str | None:
-        """In words, why the weights cannot be relied on; None if they can."""
+        """Why the weights cannot be relied on, in words; None if they can."""
         if not self.share >= _LEAST:
             return (
                 f"the weighted draws are worth {100 * self.share:.1f} % of independent ones, "
@@ -123,7 +123,7 @@ def _share(log_weights) -> float:
 
 
 def heavy_normal(key: Key[Array, ""], num: int, dim: int, dtype: Any) -> Float[Array, "n d"]:
-    """Draws of the heavy-tailed base: of a tenth all coordinates have tails, of another one has."""
+    """Draws of the heavy-tailed base: a tenth with tails in all coordinates, a tenth in one."""
     key_normals, key_rest = jax.random.split(key)
     normals = jax.random.normal(key_normals, (num, dim), dtype)
     uniforms = 1 - jax.random.uniform(key_rest, (num, 2 + int(_FREEDOM) // 2), dtype)

@@ -1,4 +1,4 @@
-"""Layers of a transport map: each moves points, and knows by how much it stretches volume there."""
+"""Layers of a transport map: each moves points, and knows how much it stretches volume there."""
 
 import abc
 import functools
@@ -14,7 +14,7 @@ from parvi.fields.pfg.functions import Parameters, RandomFeatures
 from parvi.geometry.coupling import Coupling
 from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame
 
-# Newton's steps of an inverse, and how often each of them is halved until it gains.
+# Newton steps for an inverse, and how often each may be halved until it improves.
 _NUM_STEPS, _NUM_HALVINGS = 50, 12
 # Share of a step's promised gain that it has to keep (Armijo's rule).
 _KEPT = 1e-4
@@ -117,7 +117,7 @@ class Bent(AbstractLayer):
         return self.frame.leave(self._bent(self.frame.enter(points)))
 
     def inverse(self, images):
-        """By Newton's method, with steps that are halved until the distance falls."""
+        """Invert by Newton's method, with steps that are halved until the distance falls."""
         return self.frame.leave(self._each(self._solved, self.frame.enter(images)))
 
     def _each(self, function: Callable, rows: Float[Array, "n m"]) -> Any:
@@ -143,9 +143,9 @@ class Bent(AbstractLayer):
 
     @property
     def _products(self) -> Float[Array, "k dd"]:
-        """The outer product of what goes out of every feature and what comes in.
+        """For every feature, the outer product of its weights out and its weights in.
 
-        One product of all slopes and these makes the Jacobians of all points.
+        One product of all slopes with these gives the Jacobians at all points.
         """
         dim = self.directions.shape[1]
         return (self._outer.T[:, :, None] * self.directions[:, None, :]).reshape(-1, dim**2)
@@ -163,9 +163,10 @@ class Bent(AbstractLayer):
         return functools.partial(activation, num_tails=self.num_tails)
 
     def _small(self) -> Callable:
-        """From a point's slopes to a matrix with the determinant of the Jacobian there.
+        """A function from a point's slopes to a matrix with the determinant of the Jacobian there.
 
-        If k < d, over that of the linear part: det(A + U S V) = det(A) det(I + S V A^-1 U).
+        If k < d, it is divided by that of the linear part:
+        det(A + U S V) = det(A) det(I + S V A^-1 U).
         """
         linear, outer, directions = self._linear, self._outer, self.directions
         if not self._is_wide:
@@ -183,7 +184,7 @@ class Bent(AbstractLayer):
             return jnp.linalg.solve(jax.jacfwd(linear)(right), right)
 
         bound = _CLOSE * jnp.finfo(wanted.dtype).eps * (1 + jnp.max(jnp.abs(wanted)))
-        # The implicit derivative: what Newton's method has computed on the way has none.
+        # The derivative is implicit: the steps of Newton's method have none.
         z = jax.lax.custom_root(residual, wanted, lambda _, z: self._newton(z, bound), tangent)
         return jnp.where(jnp.max(jnp.abs(residual(z))) <= bound, z, jnp.nan)
 

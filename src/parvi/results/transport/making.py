@@ -1,10 +1,10 @@
 """Makes the transport map of a run: a streamed one, one from flown particles, or one for each mode.
 
 A streamed map is tried first. Where a coupling straightens the target (``geometry.straightening``),
-it is made in its coordinates, and the coupling is its last layer. If its weighted draws are worth
-little, Hamiltonian transitions make more particles, the same rounds take these to N(0, I), and
-whichever map gives particles that were held out the higher density is taken. If neither holds,
-there is no map, and that is said.
+the map is made in the coupling's coordinates, and the coupling is its last layer. If the map's
+weighted draws are worth little, Hamiltonian transitions make more particles, and the same rounds
+take these to N(0, I). The map that gives held-out particles the higher density is taken. If
+neither is good, an error says that there is no map.
 """
 
 from typing import Any
@@ -33,10 +33,10 @@ from parvi.targets.target import AbstractTarget, Target
 
 # Draws by which maps are judged.
 _NUM_DRAWS = 4096
-# Share of effective draws from which on a streamed map is taken as it is.
+# A streamed map is taken as it is from this share of effective draws on.
 _GOOD = 0.5
-# Share of the particles that a map may not reach, standard errors by which the evidences of draws
-# and of a bridge may differ, and what more they may.
+# Share of the particles that a map may fail to reach; and by how much the evidences of draws and
+# of a bridge may differ, in standard errors and beyond these.
 _OUTSIDE, _CREDIBLE, _SLACK = 0.02, 4.0, 0.02
 # Sets of flown particles, and how many of them are held out.
 _NUM_SETS, _HELD_OUT = 20, 4
@@ -48,15 +48,15 @@ def transport_of(
     labels: Int[np.ndarray, " n"] | None,
     key: Key[Array, ""],
 ) -> Transport:
-    """The map of flat and unconstrained particles, which lie in modes that the labels tell.
+    """The map of flat and unconstrained particles, whose modes the labels give.
 
-    Raises a ``ValueError`` where there is none.
+    Raises a ``ValueError`` if there is none.
     """
     num, dim = flat.shape
     if not tells_covariance((num, dim)):
         raise ValueError(
             f"There is no map here: {num} particles do not determine the covariance of {dim} "
-            "parameters. Run with at least 1.5 particles a parameter."
+            "parameters. Run with at least 1.5 particles per parameter."
         )
     density, dtype, layout = target.full(), flat.dtype, target.layout
     assert layout is not None
@@ -111,10 +111,10 @@ def judged(transport: Transport, flat: Float[np.ndarray, "n d"], key: Key[Array,
 
 
 def _contradiction(transport: Transport, found: Importance, flat) -> str | None:
-    """In words, how particles of the target contradict weighted draws; None if they do not.
+    """How particles of the target contradict weighted draws, in words; None if they do not.
 
-    Draws see only where the map leads. Particles see where it does not: there their density is
-    too small, or the map has no inverse. A bridge between both has to have the same evidence.
+    Draws see only where the map leads. Particles see where it does not lead: there their density
+    is too small, or the map has no inverse. A bridge between both has to have the same evidence.
     """
     ratios = np.asarray(transport.log_ratios(flat))
     outside = np.mean(~np.isfinite(ratios))
@@ -162,7 +162,7 @@ _climbed, _hessian_axes = carefully(climbed), carefully(hessian_axes)
 def flown(
     target: AbstractTarget, flat: Any, num_sets: int, key: Key[Array, ""]
 ) -> Float[np.ndarray, "t n d"]:
-    """Places that Hamiltonian transitions visit, each as many as there are particles."""
+    """Sets of places that Hamiltonian transitions visit, each as large as the set of particles."""
     particles = jnp.asarray(flat)
     if not target.is_fixed:
         target = Target(target.full(), like=np.zeros(flat.shape[1], flat.dtype))
@@ -174,6 +174,6 @@ def flown(
     if made < num_sets:
         raise ValueError(
             f"Only {made} of {num_sets} Hamiltonian transitions were accepted by enough "
-            "particles: there is no way from these particles to more of them."
+            "particles, so no more particles can be made from these."
         )
     return np.asarray(run.memory.visits)

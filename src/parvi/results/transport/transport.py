@@ -22,11 +22,12 @@ from parvi.run.surroundings import surrounded
 from parvi.targets.flatten import AbstractLayout, Layout
 from parvi.targets.target import AbstractTarget
 
-# Draws that are weighed at once, and from how many on the optimising compiler pays.
+# Draws that are weighed at once, and the number from which the optimising compiler pays.
 _AT_ONCE, _MANY = 1024, 1 << 16
 # Points whose densities take less time in a program that is compiled without optimisation.
 _FEW = 2048
-# Other maps count nothing for a draw if they are smaller than its own by this in the log: by 5e-5.
+# A map is left out for a draw if its log density is this much below that of the draw's own map, a
+# factor of 5e-5.
 _NOTHING = 10.0
 
 
@@ -46,7 +47,7 @@ class Transport(eqx.Module):
     layout
         From flat and unconstrained points to particles as the user writes them.
     target
-        What draws are weighed by; None after loading.
+        The target by which draws are weighed; None after loading.
     """
 
     maps: tuple[AbstractLayer, ...]
@@ -74,8 +75,8 @@ class Transport(eqx.Module):
         num
             The number of draws.
         sobol
-            Whether they are images of scrambled-Sobol points: together closer to the map's
-            distribution than independent draws. Not under ``jit``.
+            Whether they are images of scrambled-Sobol points, which together are closer to the
+            map's distribution than independent draws. This does not work under ``jit``.
         """
         with self._ready(key):
             flat = self._drawn_flat(as_key(key), num, sobol)
@@ -119,7 +120,7 @@ class Transport(eqx.Module):
     def importance(self, num: int = 16_384, key: Any = 0, target: Any = None) -> Importance:
         """Draws with weights p / q, what they are worth, and the evidence.
 
-        The base has heavier tails than N(0, I), so that tails which the map misses show.
+        The base has heavier tails than N(0, I), so that the draws show tails which the map misses.
 
         Parameters
         ----------
@@ -149,14 +150,14 @@ class Transport(eqx.Module):
         """One layer in place of many, for cheaper draws; ``importance`` says what it is worth.
 
         A network of 256 features is fitted to where the map takes points. A ``ValueError`` says so
-        if it comes out worth less than half as much as the map.
+        if it is worth less than half as much as the map.
         """
         from parvi.results.transport.distil import distilled
 
         if len(self.maps) > 1:
             raise ValueError(
                 f"There are {len(self.maps)} maps, one for every mode, and one network cannot "
-                "stand for them: use this map itself."
+                "replace them: use this map itself."
             )
         with self._ready(key):
             layer = distilled(self.maps[0], self.dim, self.dtype, as_key(key))
@@ -167,7 +168,7 @@ class Transport(eqx.Module):
         before, after = (each.importance(4096, key).share for each in (self, new))
         if not after >= before / 2:
             raise ValueError(
-                f"One network does not hold this map: its draws are worth {after:.2f} of "
+                f"One network cannot represent this map: its draws are worth {after:.2f} of "
                 f"independent ones, and those of the map {before:.2f}. Use the map itself."
             )
         return new
@@ -280,8 +281,9 @@ def _weighed(transport: Transport, log_density, key, part):
 def _log_mixture(transport: Transport, z, x, number):
     """The log density at images x of base points z, each under the map of that number.
 
-    The own base point of an image is known. Of other maps it is sought only where it may count, by
-    their affine parts: from farther away Newton's method rarely finds one, and takes long.
+    An image's own base point is known. Base points under other maps are sought only where the
+    affine parts say that they may count: from farther away Newton's method rarely finds one, and
+    takes long.
     """
     each = list(zip(transport.log_weights, transport.maps, strict=True))
     moved = [layer.moved(z) for _, layer in each]
@@ -293,7 +295,7 @@ def _log_mixture(transport: Transport, z, x, number):
         frame = DenseFrame.of(moved[k][0])
         there = weight + log_heavy(frame.enter(x)) - frame.log_volume
         near = (there > own - _NOTHING) & (number != k)
-        # Where nothing is sought, the middle is, which is found at once.
+        # Elsewhere the middle is sought instead, which is found at once.
         sought = layer.inverse(jnp.where(near[:, None], x, layer(jnp.zeros_like(z[:1]))))
         density = _of(each[k], sought, layer.log_det(sought))
         found.append(jnp.where(near & ~jnp.isnan(density), density, -jnp.inf))

@@ -13,8 +13,8 @@ from parvi.results.transport.importance import Importance
 class Witness(NamedTuple):
     """What weighted draws say of particles.
 
-    ``excess``: the largest difference of a mean or a variance, in standard errors, over what is
-    expected of as many numbers by chance. ``changes``: the largest of both for every coordinate.
+    ``excess``: the largest difference of a mean or a variance, in standard errors, minus what is
+    expected by chance of so many numbers. ``changes``: the larger of both for every coordinate.
     ``share``: the share of effective draws.
     """
 
@@ -24,7 +24,7 @@ class Witness(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """The difference of one coordinate that is no chance."""
+        """The difference of one coordinate above which it is not chance."""
         return BOUND + _by_chance(len(self.changes))
 
     @property

@@ -1,7 +1,7 @@
 """Compiles the programs of later stages on two further threads, while the first stages run.
 
-Tracing holds Python's lock, but the compiler does not, so that one stage is traced while another
-is compiled. The programs are the same as without, and so are the bits.
+Tracing holds Python's lock, but the compiler does not, so one stage is traced while another is
+compiled. The programs are the same as without these threads, and so are the bits.
 """
 
 import concurrent.futures
@@ -32,7 +32,7 @@ def is_new(asked: Hashable) -> bool:
 class Ahead(contextlib.AbstractContextManager):
     """Two threads, one that traces and one that compiles, and what they were asked for.
 
-    Leaving the context drops what has not been begun, and waits for what has.
+    Leaving the context drops programs that have not been begun, and waits for those that have.
     """
 
     def __init__(self):
@@ -52,7 +52,7 @@ class Ahead(contextlib.AbstractContextManager):
                 compiled.result()
 
     def drop(self) -> None:
-        """Forget what was asked for, and what of it has not been begun."""
+        """Forget what was asked for, and drop what has not been begun."""
         for asked in self._asked.values():
             asked.cancel()
             if asked.done() and not asked.cancelled():
@@ -66,7 +66,8 @@ class Ahead(contextlib.AbstractContextManager):
 
     def _lower(self, lowered, *args) -> list[concurrent.futures.Future]:
         begun = []
-        # Precision belongs to a thread. What fails here fails again, in words, where it is needed.
+        # Precision belongs to a thread. A program that fails here fails again, with a message,
+        # when needed.
         with jax.enable_x64(self._wide), contextlib.suppress(Exception):
             for program in lowered(*args):
                 begun.append(self._compiler.submit(self._compile, program))

@@ -1,7 +1,7 @@
 """How hard the compiler should try, decided by counting numbers, never by a clock.
 
 XLA takes seconds to make many small kernels fast, and a run on a small problem is over in a
-fraction of one. So the first steps of a stage run in a program that is compiled without
+fraction of a second. So the first steps of a stage run in a program that is compiled without
 optimisation, which is ready two to three times sooner but makes each step four to five times
 slower. Once those steps have taken about as long as the optimising compiler would, the stage goes
 on in a program that is compiled with care. For any sampler this costs at most twice the better

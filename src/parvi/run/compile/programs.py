@@ -218,7 +218,7 @@ class Stepper:
         return program(carry, self._arrays, np.int32(until))
 
     def lowered(self, carry: Carry) -> Iterator[Any]:
-        """The programs of the first step; of the carry only the shapes are used."""
+        """The programs of the first step; only the shapes of the carry are used."""
         if self.plan.quick_steps > 0 and self.plan.apart:
             carry = filled(carry)
             propose = _propose.lower(self.context, carry)
@@ -237,7 +237,7 @@ class Stepper:
         return self.programs.careful.lower(carry, self._arrays, np.int32(0))
 
     def _apart(self, carry: Carry, until: int) -> tuple[Carry, Record]:
-        """Make steps of three programs, of which only the log density is compiled with care.
+        """Make steps of three programs; only the log density is compiled with care.
 
         Calling them one by one costs a millisecond or two of a step that takes fifty or more.
         """
