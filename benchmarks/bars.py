@@ -145,6 +145,7 @@ def main(console: Console) -> None:
         "The peers are blackjax and NumPyro as their users run them, and the paper's Algorithm 1",
         "in plain PyTorch.",
         "",
+        *_origin(),
         "| bar | wanted | measured | |",
         "|---|---|---|---|",
         *(f"| {v.bar} | {v.wanted} | {v.measured} | {_word(v)} |" for v in found),
@@ -332,6 +333,17 @@ def _memory_table(rows):
         cells = [f"{row[str(c)]['peak'] / 1e6:.0f}" if str(c) in row else "" for c in counts]
         yield f"| {name} | " + " | ".join(cells) + " |"
     yield ""
+
+
+def _origin() -> list[str]:
+    """From which code the figures are."""
+    named: dict[str, list[str]] = {}
+    for benchmark, commit in record.commits().items():
+        named.setdefault(commit, []).append(benchmark)
+    if not named:
+        return []
+    said = "; ".join(f"{', '.join(names)}: {commit}" for commit, names in named.items())
+    return [f"*Commits on which they were measured: {said}.*", ""]
 
 
 def _machine() -> str:

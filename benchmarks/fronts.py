@@ -27,6 +27,7 @@ from tests.models import fronts
 from tests.models.fronts import BY_HAND, NUMPYRO, PYMC, STAN_DATA
 
 import parvi
+from parvi.models.extras import TRACING
 
 ROOT = pathlib.Path(__file__).parents[1]
 STORE, PAGE = ROOT / "results" / "fronts", ROOT / "docs" / "benchmarks" / "fronts.md"
@@ -60,7 +61,9 @@ def of_numpyro(model: str) -> Callable:
         for name, value in like.items():
             values[name] = x[first : first + value.size].reshape(value.shape)
             first += value.size
-        return -potential(values)
+        # NumPyro's stack of handlers is global, and programs are traced on several threads.
+        with TRACING:
+            return -potential(values)
 
     return log_density
 
