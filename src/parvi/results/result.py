@@ -549,7 +549,9 @@ class Result:
         # Stages that only test have none.
         rates = self.history.get("kl_rate", np.empty(0))
         rates = rates[np.isfinite(rates)]
-        last = f", KL rate {rates[-1]:.2e}" if len(rates) else ""
+        # At rest, what the last fit shows is the noise of its features.
+        going = len(rates) and self.status != Status.CONVERGED
+        last = f", KL rate {rates[-1]:.2e}" if going else ""
         return (
             f"<parvi.Result: {self.num_particles} particles of {len(self.names)} numbers, "
             f"{self.status.name} after {self.num_steps} steps{last}, "
