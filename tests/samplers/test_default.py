@@ -66,16 +66,17 @@ def test_each_particle_is_worth_several_draws(exact, least):
 @pytest.mark.xdist_group("banana")
 def test_a_bent_target_flies_and_bends_again(banana_run):
     assert banana_run.status == parvi.Status.CONVERGED
-    first = ["affine", "scout", "bend", "fly", "explore", "gather", "polish", "compare"]
+    first = ["affine", "scout", "bend", "fly", "explore", "gather", "polish", "compare", "survey"]
     names = [name.removesuffix(", undone") for name in stages(banana_run)]
     # Scouts that end far apart on the ridge are weighed first.
     assert [name for name in names if name != "weigh"] == first
     assert (banana_run.history["stage"] == "fly").sum() == 320
     truth = TURNED.draw(np.random.default_rng(1), 10_000)
     assert worth(banana_run.particles, truth) > 1.5
-    # Every arrival is one gradient a particle, and the start one more; scouts are few, and a
-    # comparison takes none.
-    others = np.isin(banana_run.history["stage"], ["scout", "weigh", "compare", "compare, undone"])
+    # Every arrival is one gradient a particle, and the start one more; scouts and draws of a survey
+    # are few, and a comparison takes none.
+    looks = ["scout", "weigh", "compare", "compare, undone", "survey"]
+    others = np.isin(banana_run.history["stage"], looks)
     own = banana_run.history["gradients"][others].sum()
     assert 0 < own < 15 * NUM
     assert banana_run.num_gradients == NUM * (1 + (~others).sum()) + own

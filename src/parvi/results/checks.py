@@ -1,12 +1,14 @@
 """Checks that say in words what is wrong with a set of particles.
 
-There are two kinds of tests. The first ask whether the particles obey Stein's identity,
+There are three kinds of tests. The first ask whether the particles obey Stein's identity,
 E[s f + div f] = 0, for functions that the run did not use, in units of what the same number of
 independent draws would show. They cannot see mass that the particles have not reached, such as a
 missing tail. The second can: Hamiltonian transitions leave the target unchanged, so they must
 leave the means and variances of the particles unchanged.
+The third look for mass beyond the particles by weighted draws, which tells something in few
+dimensions (``geometry.beyond``).
 
-A clean result is not a proof: neither kind sees a mode that no particle has met.
+A clean result is not a proof: in many dimensions none of them sees a mode that no particle has met.
 """
 
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from parvi.cloud import Cloud, Place, View
 from parvi.evaluation import evaluate, quickly
 from parvi.fields.pfg.excess import stein_excess
 from parvi.fields.pfg.functions import RandomFeatures
+from parvi.geometry.beyond import MORE_DRAWS, NUM_DRAWS, beyond, is_told
 from parvi.geometry.clumps import separated
 from parvi.geometry.drift import BOUND
 from parvi.geometry.frame import InFrame, own_frame, tells_covariance
@@ -67,24 +70,33 @@ class Check(NamedTuple):
         return self.ok
 
 
+class Known(NamedTuple):
+    """What the run itself has found about these particles; None for what it has not tested.
+
+    ``drift``, that of every coordinate (``changes``), and the share of the mass ``beyond`` them.
+    """
+
+    drift: float | None = None
+    changes: Float[np.ndarray, " d"] | None = None
+    beyond: float | None = None
+
+
 def checked(
     status: Status,
     target: AbstractTarget,
     flat: Float[Array, "n d"],
     tempered: bool,
     names: list[str],
-    drift: float | None = None,
+    known: Known = Known(),
     witness: Witness | None = None,
-    known_changes: Float[np.ndarray, " d"] | None = None,
 ) -> Check:
     """Check flat and unconstrained particles of a target whose log density is fixed.
 
-    ``drift`` is the drift of these particles if the run has tested them itself, and
-    ``known_changes`` that of every coordinate. ``witness`` is what weighted draws of a map say of
-    them.
+    ``known`` is what the run has found itself. ``witness`` is what weighted draws of a map say of
+    the particles.
     """
     num, dim = flat.shape
-    numbers, changes, skews = _numbers(target, jnp.asarray(flat), drift)
+    numbers, changes, skews = _numbers(target, jnp.asarray(flat), known)
     numbers = {name: float(value) for name, value in numbers.items()}
     findings: list[str] = []
     doubts: dict[str, str] = {}
@@ -131,10 +143,16 @@ def checked(
             f"does{_worst(names, changes)}."
         )
         # Small changes of all parameters add up to a drift that none of them has by itself.
-        tested = known_changes if changes is None else changes
+        tested = known.changes if changes is None else changes
         drifting = {} if tested is None else _named(names, tested, drift_bound(dim), DRIFTS)
         doubts |= drifting
         general |= not drifting
+    if numbers.get("beyond", 0.0) > 0:
+        findings.append(
+            f"The target has mass where no particle is: {numbers['beyond']:.0%} of all, by "
+            "weighted draws from all around the particles."
+        )
+        general = True
     if witness is not None:
         numbers |= {"map_share": witness.share, "map_excess": witness.excess}
     if witness is not None and not witness.agrees:
@@ -180,7 +198,7 @@ def _worst(names: list[str], changes: np.ndarray | None) -> str:
     return "; most for " + ", ".join(f"{names[i]} ({changes[i]:.1f})" for i in rows)
 
 
-def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None, np.ndarray]:
+def _numbers(target, flat, known: Known) -> tuple[dict[str, Any], np.ndarray | None, np.ndarray]:
     """All numbers, and each parameter's drift, if measured here, and the error of its skew."""
     density = target.full()
     values, scores = evaluate(density, flat)
@@ -193,7 +211,14 @@ def _numbers(target, flat, drift) -> tuple[dict[str, Any], np.ndarray | None, np
         # sets of 12. The log density on the ways between them has none.
         x, heights, slopes = map(np.asarray, (flat, values, scores))
         numbers["clumps"] = float(len(modes_of(density, x, heights, slopes, None).weights) > 1)
-    numbers["drift"], changes = (drift, None) if drift is not None else _drift(target, place)
+    changes = None
+    if known.drift is None:
+        numbers["drift"], changes = _drift(target, place)
+    else:
+        numbers["drift"] = known.drift
+    if is_told(flat.shape):
+        found = _beyond(density, flat) if known.beyond is None else known.beyond
+        numbers["beyond"] = found
     if tells_covariance(flat.shape):
         rows = np.linspace(0, len(z) - 1, min(len(z), _MAX_KERNEL)).astype(int)
         test = ksd_test(np.asarray(z)[rows], np.asarray(s)[rows], num_bootstrap=500)
@@ -313,6 +338,19 @@ def _excesses(halves) -> dict[str, Any]:
     found = jax.lax.map(one, (keys, jnp.asarray(kinds == 1), jnp.asarray(kinds == 2)))
     means = found.reshape(len(_SHAPES), _NUM_DRAWS).mean(axis=1)
     return dict(zip(_SHAPES, means, strict=True))
+
+
+def _beyond(density, flat) -> float:
+    """The share of the mass beyond the particles; 0 if it does not count or may be chance."""
+    look = _looked(jax.random.key(2), density, flat, NUM_DRAWS)
+    if look.suspicious:
+        look = _looked(jax.random.key(3), density, flat, MORE_DRAWS)
+    return float(look.share) if look.sure else 0.0
+
+
+@quickly
+def _looked(key, density, flat, num_draws):
+    return beyond(key, density, flat, num_draws)
 
 
 def _drift(target, place) -> tuple[float, np.ndarray]:

@@ -310,9 +310,8 @@ class Result:
         with surrounded(self._dtype):
             target, flat, names = self._flattened(target, "check")
             tempered = bool(np.any(self._tempered))
-            found = checks.checked(
-                self.status, target, flat, tempered, names, self._drift, witness, self.changes
-            )
+            known = checks.Known(self._drift, self.changes, self._beyond)
+            found = checks.checked(self.status, target, flat, tempered, names, known, witness)
         self.__dict__["last_check"] = found
         return found
 
@@ -344,10 +343,20 @@ class Result:
         """The drift that the run itself has found in these particles, if it has tested them."""
         if "drift" not in self.history:
             return None
-        # Steps that were undone tested other particles.
-        kept = ~np.char.endswith(self.history["stage"].astype(str), ", undone")
+        stages = self.history["stage"].astype(str)
+        # Steps that were undone tested other particles, and surveys test these in another way.
+        kept = ~np.char.endswith(stages, ", undone") & ~np.char.startswith(stages, "survey")
         drifts = self.history["drift"][kept]
         return float(drifts[-1]) if len(drifts) and np.isfinite(drifts[-1]) else None
+
+    @property
+    def _beyond(self) -> float | None:
+        """The mass beyond the particles that the run itself has found; None if it has not looked.
+
+        A survey that was not the last step has seen other particles.
+        """
+        shares = self.history.get("beyond", np.empty(0))
+        return float(shares[-1]) if len(shares) and np.isfinite(shares[-1]) else None
 
     @functools.cached_property
     def transport(self) -> Transport:

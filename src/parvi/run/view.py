@@ -21,6 +21,7 @@ from parvi.samplers.apart import Apart
 from parvi.samplers.exploration import AbstractExploration
 from parvi.samplers.sequence import Stage
 from parvi.samplers.straighten import AbstractChange
+from parvi.samplers.survey import Survey
 from parvi.status import Status
 from parvi.targets.minibatch import MiniBatch
 from parvi.targets.target import AbstractTarget
@@ -90,7 +91,12 @@ class View:
         return Context(self.key, sampler, self.seen, self._sharding)
 
     def wants(self, stage: Stage, place: Place, done: dict[str, Status]) -> bool:
-        """Whether the condition of a stage holds."""
+        """Whether the condition of a stage holds.
+
+        Corrected subsets of rows are right near the particles only, so a survey would tell nothing.
+        """
+        if self.rounds is not None and isinstance(stage.sampler, Survey):
+            return False
         known = stage.when.known(place.particles.shape, done)
         return bool(holds(stage.when, place, self.seen, self.key)) if known is None else known
 

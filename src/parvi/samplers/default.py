@@ -28,6 +28,11 @@
    undone. In new coordinates (**compare straight**) a polish mostly finds more of a tail than the
    visits did, so **explore polished** goes on from it, and **gather again** ends the run.
 
+8. In up to eight dimensions, **survey** weighs draws from all around the particles. If the target
+   has mass where no particle is, and no path was followed before, **temper wide** follows one from
+   a Gaussian that covers this mass too. **balance wide** and **explore wide** come after it, and
+   **survey again** looks once more. If such mass is left, the run ends as NOT_AT_REST.
+
 More than 8192 particles with more than a million numbers in all neither bend nor fly: as
 independent draws they are exact enough. If they fail the test, **explore some** moves 8192 of them
 until nothing drifts, and all of them **follow** with as many transitions.
@@ -53,11 +58,13 @@ from parvi.samplers.part import Part
 from parvi.samplers.scout import Scout
 from parvi.samplers.sequence import (
     After,
+    AtRest,
     Both,
     Either,
     EnoughToBend,
     FarFromGaussian,
     Few,
+    FewDimensions,
     Many,
     Not,
     RestsAfter,
@@ -66,6 +73,7 @@ from parvi.samplers.sequence import (
     TooFewToBend,
 )
 from parvi.samplers.straighten import Straighten
+from parvi.samplers.survey import Survey
 from parvi.samplers.temper import Temper
 from parvi.samplers.verify import Verify
 from parvi.samplers.weigh import Weigh
@@ -157,6 +165,10 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     # before.
     hills = Explore(num_windows=3, most_leapfrogs=25)
     polished = ("polish", "polish alone")
+    rested = AtRest(undone=("compare", "verify again"))
+    # A path has already covered what scouts found, and its weights are in the target's coordinates.
+    missed = Both(After("survey", lost), Not(Either(straight, tempered)))
+    widened = After("temper wide")
     return Sequence(
         Stage("affine", first, when=bends),
         Stage("part", Part(), when=few),
@@ -194,6 +206,11 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("explore polished", Explore(window=16), when=After("compare straight", lost)),
         Stage("gather again", Gather(), when=After("explore polished", Status.CONVERGED)),
         Stage("verify again", verify, when=Either(explored, some), back_to=polished),
+        Stage("survey", Survey(), when=Both(FewDimensions(), Both(bends, rested))),
+        Stage("temper wide", Temper(num_passes=12), when=missed),
+        Stage("balance wide", Balance(), when=Both(widened, Few())),
+        Stage("explore wide", Explore(least_mobility=0.0), when=widened),
+        Stage("survey again", Survey(), when=Both(widened, AtRest())),
         max_steps=max_steps,
         for_batches=Sequence(Stage("network", large_network(min(500, max_steps)))),
     )

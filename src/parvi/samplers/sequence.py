@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from parvi.cloud import BLOCK, Cloud, View
+from parvi.geometry.beyond import is_told
 from parvi.geometry.frame import InFrame, own_frame
 from parvi.interface import AbstractSampler
 from parvi.samplers.bend import Bend
@@ -64,6 +65,27 @@ class RestsAfter(AbstractKnownCondition):
     def known(self, shape, done):
         ended = [status for name, status in done.items() if name in self.names]
         return bool(ended) and ended[-1] == Status.CONVERGED
+
+
+class AtRest(AbstractKnownCondition):
+    """The stage runs if the last stage that has run came to rest.
+
+    Those called ``undone`` count too, whatever they found: the run has gone back to particles at
+    rest.
+    """
+
+    undone: tuple[str, ...] = ()
+
+    def known(self, shape, done):
+        name, ended = list(done.items())[-1] if done else ("", Status.NOT_AT_REST)
+        return ended == Status.CONVERGED or name in self.undone
+
+
+class FewDimensions(AbstractKnownCondition):
+    """The stage runs in so few dimensions that weighted draws tell what lies beyond."""
+
+    def known(self, shape, done):
+        return is_told(shape)
 
 
 class EnoughToBend(AbstractKnownCondition):
