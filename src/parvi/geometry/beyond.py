@@ -25,26 +25,67 @@ _LEVEL = 0.99
 # Mass beyond the particles that counts, and the standard errors by which it is no chance. Of 138
 # sets of exact draws of 23 shapes, one was at 3.2.
 LEAST, SURE = 0.03, 4.0
-# Number of draws of a first look, and of a second one, which decides if the first is suspicious.
-NUM_DRAWS, MORE_DRAWS = 4096, 8 * 4096
+# Number of draws of a look, and of first looks. If these are suspicious, so many more decide.
+NUM_DRAWS, NUM_FIRST, NUM_MORE = 1024, 4, 32
 # Particles whose neighbourhoods count.
-_MOST_PARTICLES = 2048
+_MOST_PARTICLES = 1024
 # Points that are evaluated at once.
 _AT_ONCE = 128
+# Places beyond the particles that are kept.
+NUM_PLACES = 8
 
 
 class Beyond(NamedTuple):
-    """The mass beyond the particles as a share of all, with its standard error.
+    """What weighted draws say of the mass beyond the particles, from one look or several.
 
-    ``expected`` is what exact draws would show. ``points`` are weighted draws, ``log_weights`` the
-    logs of their weights if they lie beyond the particles, else -inf.
+    Logs of sums over the draws: of all weights, of those beyond the particles, and of the squares
+    of both. ``expected``: the share that exact draws would show, known from ``num`` distances.
+    ``places``: some of the draws beyond, chosen by weight, and ``ranks``, by which they are chosen.
     """
 
-    share: Float[Array, ""]
-    error: Float[Array, ""]
+    log_total: Float[Array, ""]
+    log_far: Float[Array, ""]
+    log_squares: Float[Array, ""]
+    log_far_squares: Float[Array, ""]
     expected: Float[Array, ""]
-    points: Float[Array, "m d"]
-    log_weights: Float[Array, " m"]
+    num: Float[Array, ""]
+    places: Float[Array, "k d"]
+    ranks: Float[Array, " k"]
+
+    @classmethod
+    def nothing(cls, dim: int, dtype: Any) -> "Beyond":
+        """Before the first look."""
+        none, zero = jnp.full((), -jnp.inf, dtype), jnp.zeros((), dtype)
+        places = jnp.zeros((NUM_PLACES, dim), dtype)
+        return cls(none, none, none, none, zero, zero + 1, places, jnp.full(NUM_PLACES, none))
+
+    def and_also(self, other: "Beyond") -> "Beyond":
+        """Both together, of the same particles."""
+        ranks, rows = jax.lax.top_k(jnp.concatenate([self.ranks, other.ranks]), NUM_PLACES)
+        return Beyond(
+            jnp.logaddexp(self.log_total, other.log_total),
+            jnp.logaddexp(self.log_far, other.log_far),
+            jnp.logaddexp(self.log_squares, other.log_squares),
+            jnp.logaddexp(self.log_far_squares, other.log_far_squares),
+            other.expected,
+            other.num,
+            jnp.concatenate([self.places, other.places])[rows],
+            ranks,
+        )
+
+    @property
+    def share(self) -> Float[Array, ""]:
+        """The mass beyond the particles as a share of all."""
+        return jnp.exp(self.log_far - self.log_total)
+
+    @property
+    def error(self) -> Float[Array, ""]:
+        """The standard error of the share, less what is expected."""
+        far, every = (
+            jnp.exp(logs - 2 * self.log_total) for logs in (self.log_far_squares, self.log_squares)
+        )
+        variance = (1 - 2 * self.share) * far + self.share**2 * every
+        return jnp.sqrt(jnp.maximum(variance, 0.0) + self.expected / self.num)
 
     @property
     def suspicious(self) -> Bool[Array, ""]:
@@ -63,10 +104,9 @@ def is_told(shape: tuple[int, int]) -> bool:
     return dim <= MOST_DIM and num >= PER_DIMENSION * dim
 
 
-def beyond(
-    key: Key[Array, ""], log_density: LogDensity, particles: Float[Array, "n d"], num_draws: int
-) -> Beyond:
-    """Look for mass beyond the particles, by ``num_draws`` log densities. O(num_draws n d)."""
+def beyond(key: Key[Array, ""], log_density: LogDensity, particles: Float[Array, "n d"]) -> Beyond:
+    """One look for mass beyond the particles, by 1024 log densities. O(1024 d min(n, 1024))."""
+    key_draws, key_places = jax.random.split(key)
     num = len(particles)
     kept = min(num, _MOST_PARTICLES)
     particles = particles[jnp.arange(kept) * num // kept]
@@ -75,18 +115,28 @@ def beyond(
     # One half is near the other as draws of the target would be.
     first, second = z[::2], z[1::2]
     own = jnp.concatenate([_nearest(second, first), _nearest(first, second)])
-    far = jnp.quantile(own, _LEVEL)
-    points, log_proposal = _proposed(key, frame, num_draws)
+    bound = jnp.quantile(own, _LEVEL)
+    points, log_proposal = _proposed(key_draws, frame, NUM_DRAWS)
     # In blocks, as all points with all rows of data may not fit.
     heights = jax.lax.map(log_density, points, batch_size=_AT_ONCE)
-    log_weights = heights.astype(points.dtype) - log_proposal
-    log_weights = jnp.where(jnp.isfinite(log_weights), log_weights, -jnp.inf)
-    weights = jax.nn.softmax(log_weights)
-    is_far = _nearest(frame.enter(points), first) > far
-    share, expected = jnp.sum(weights * is_far), jnp.mean(own > far)
-    by_chance = jnp.sum(weights**2 * (is_far - share) ** 2) + expected / len(own)
-    log_weights = jnp.where(is_far, log_weights, -jnp.inf)
-    return Beyond(share, jnp.sqrt(by_chance), expected.astype(share.dtype), points, log_weights)
+    logs = heights.astype(points.dtype) - log_proposal
+    logs = jnp.where(jnp.isfinite(logs), logs, -jnp.inf)
+    far = jnp.where(_nearest(frame.enter(points), first) > bound, logs, -jnp.inf)
+    # The largest of these ranks are draws by weight (Gumbel's trick).
+    ranks, rows = jax.lax.top_k(
+        far + jax.random.gumbel(key_places, far.shape, far.dtype), NUM_PLACES
+    )
+    total = jax.scipy.special.logsumexp
+    return Beyond(
+        total(logs),
+        total(far),
+        total(2 * logs),
+        total(2 * far),
+        jnp.mean(own > bound).astype(logs.dtype),
+        jnp.asarray(len(own), logs.dtype),
+        points[rows],
+        ranks,
+    )
 
 
 def _proposed(key, frame: DenseFrame, num: int) -> tuple[Any, Any]:

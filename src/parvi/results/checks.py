@@ -11,6 +11,7 @@ dimensions (``geometry.beyond``).
 A clean result is not a proof: in many dimensions none of them sees a mode that no particle has met.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +24,7 @@ from parvi.cloud import Cloud, Place, View
 from parvi.evaluation import evaluate, quickly
 from parvi.fields.pfg.excess import stein_excess
 from parvi.fields.pfg.functions import RandomFeatures
-from parvi.geometry.beyond import MORE_DRAWS, NUM_DRAWS, beyond, is_told
+from parvi.geometry.beyond import NUM_FIRST, NUM_MORE, Beyond, beyond, is_told
 from parvi.geometry.clumps import separated
 from parvi.geometry.drift import BOUND
 from parvi.geometry.frame import InFrame, own_frame, tells_covariance
@@ -342,15 +343,21 @@ def _excesses(halves) -> dict[str, Any]:
 
 def _beyond(density, flat) -> float:
     """The share of the mass beyond the particles; 0 if it does not count or may be chance."""
-    look = _looked(jax.random.key(2), density, flat, NUM_DRAWS)
-    if look.suspicious:
-        look = _looked(jax.random.key(3), density, flat, MORE_DRAWS)
-    return float(look.share) if look.sure else 0.0
+    keys = jax.random.split(jax.random.key(2, impl="rbg"), NUM_FIRST + NUM_MORE)
+
+    def seen(some):
+        looks = (_looked(key, density, flat) for key in some)
+        return functools.reduce(Beyond.and_also, looks)
+
+    if not seen(keys[:NUM_FIRST]).suspicious:
+        return 0.0
+    found = seen(keys[NUM_FIRST:])
+    return float(found.share) if found.sure else 0.0
 
 
 @quickly
-def _looked(key, density, flat, num_draws):
-    return beyond(key, density, flat, num_draws)
+def _looked(key, density, flat):
+    return beyond(key, density, flat)
 
 
 def _drift(target, place) -> tuple[float, np.ndarray]:

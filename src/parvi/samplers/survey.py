@@ -4,28 +4,36 @@ The last test of a run in few dimensions, after the particles have come to rest.
 see what they do not reach: the second arm of a cross, or a mode in whose basin no scout began.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from parvi.geometry.beyond import MORE_DRAWS, NUM_DRAWS, beyond
+from parvi.geometry.beyond import NUM_DRAWS, NUM_FIRST, NUM_MORE, Beyond, beyond
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
 from parvi.samplers.keys import cheap
 from parvi.samplers.weigh import Modes
 from parvi.status import Status
 from parvi.stopping import Never
 
-_BOTH = NUM_DRAWS + MORE_DRAWS
 # A log density takes about a third of the time of its gradient.
 _PER_GRADIENT = 3
-# Places beyond the particles that a path has to cover.
-_NUM_PLACES = 8
+
+
+class Surveying(NamedTuple):
+    """What was seen: in the first looks, then in those that follow if these were suspicious.
+
+    ``log_masses``: those of the places seen, equal if there is mass beyond, else -inf.
+    """
+
+    seen: Beyond
+    step: Int[Array, ""]
+    log_masses: Float[Array, " k"]
 
 
 class Survey(AbstractSampler):
-    """Looks for mass beyond the particles, and leaves them where they are, in one step.
+    """Looks for mass beyond the particles, and leaves them where they are. O(n d) memory.
 
     The stage ends as ``NOT_AT_REST`` if there is some, else as ``CONVERGED``. It reports places
     there as modes, which a path has to cover. The history has ``beyond``, the share of the mass,
@@ -33,7 +41,7 @@ class Survey(AbstractSampler):
     """
 
     stopping_rule: AbstractStoppingRule = Never()
-    max_steps: int = 1
+    max_steps: int = NUM_FIRST + NUM_MORE
 
     @property
     def asks_means_only(self):
@@ -44,50 +52,32 @@ class Survey(AbstractSampler):
         return True
 
     def report(self, memory):
-        return memory
+        return Modes(memory.seen.places, memory.log_masses)
 
     def init(self, key, cloud):
-        return _counted(jnp.zeros((_NUM_PLACES, cloud.shape[1]), cloud.dtype), False)
+        seen = Beyond.nothing(cloud.shape[1], cloud.dtype)
+        return Surveying(seen, jnp.zeros((), jnp.int32), jnp.full_like(seen.ranks, -jnp.inf))
 
     def propose(self, key, cloud, memory):
-        first, second = jax.random.split(cheap(key))
-        particles = cloud.some().particles
-        look = _looked(first, cloud.log_density, particles)
-        look, made = jax.lax.cond(
-            look.found,
-            lambda: (_looked(second, cloud.log_density, particles, again=True), _BOTH),
-            lambda: (look, NUM_DRAWS),
-        )
-        return cloud, (look, made)
+        look = beyond(cheap(key), cloud.log_density, cloud.some().particles)
+        return cloud, (look, memory)
 
     def conclude(self, cloud, pending, arrived):
-        look, made = pending
+        look, memory = pending
+        step = memory.step + 1
+        # The first looks only say whether others are worth it, and these decide without them.
+        anew = (step == 1) | (step == NUM_FIRST + 1)
+        seen = jax.lax.cond(anew, lambda: look, lambda: memory.seen.and_also(look))
+        last = step == NUM_FIRST + NUM_MORE
+        done = last | ((step == NUM_FIRST) & ~seen.suspicious)
+        found = last & seen.sure
+        status = jnp.where(found, Status.NOT_AT_REST, Status.CONVERGED)
         info = Info.of(
             cloud,
             jnp.full((), jnp.nan),
-            status=jnp.where(look.found, Status.NOT_AT_REST, Status.CONVERGED),
-            gradients=made // _PER_GRADIENT,
-            extra={"beyond": jnp.where(look.found, look.share, 0)},
+            status=jnp.where(done, status, Status.RUNNING),
+            gradients=NUM_DRAWS // _PER_GRADIENT,
+            extra={"beyond": jnp.where(done, jnp.where(found, seen.share, 0), jnp.nan)},
         )
-        return jnp.zeros((), bool), _counted(look.places, look.found), info
-
-
-class _Look(NamedTuple):
-    share: Float[Array, ""]
-    places: Float[Array, "k d"]
-    found: Any
-
-
-def _looked(key, log_density, particles, again: bool = False) -> _Look:
-    """The mass beyond, and places there; a first look finds what is worth a second one."""
-    key_points, key_places = jax.random.split(key)
-    seen = beyond(key_points, log_density, particles, MORE_DRAWS if again else NUM_DRAWS)
-    logits = jnp.maximum(seen.log_weights, jnp.finfo(seen.points.dtype).min)
-    rows = jax.random.categorical(key_places, logits, shape=(_NUM_PLACES,))
-    return _Look(seen.share, seen.points[rows], seen.sure if again else seen.suspicious)
-
-
-def _counted(places, found) -> Modes:
-    """Places of equal mass, which count if something was found."""
-    masses = jnp.where(found, 0.0, -jnp.inf).astype(places.dtype)
-    return Modes(places, jnp.full(len(places), masses))
+        masses = jnp.where(found, jnp.zeros_like(seen.ranks), -jnp.inf)
+        return jnp.zeros((), bool), Surveying(seen, step, masses), info
