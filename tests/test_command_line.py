@@ -200,7 +200,9 @@ def test_completion_is_there():
     assert done.stdout.split() == ["sample"]
 
 
-@pytest.mark.parametrize(("checkpoint", "said"), [("ck", "It is saved in ck"), (None, "--checkpoint")])
+@pytest.mark.parametrize(
+    ("checkpoint", "said"), [("ck", "It is saved in ck"), (None, "--checkpoint")]
+)
 def test_an_interrupt_says_how_to_go_on(capsys, checkpoint, said):
     def interrupted():
         raise parvi.SamplingInterrupted("", types.SimpleNamespace(num_steps=7))
