@@ -227,3 +227,24 @@ def test_a_centred_hierarchy_comes_out_right():
     # In units of the error of independent draws, whose root mean square is 1.
     assert np.sqrt(np.mean(errors**2)) < 1.0
     np.testing.assert_allclose(result.particles.std(axis=0) / sd, 1.0, atol=0.1)
+
+
+@pytest.mark.slow
+def test_a_chain_of_ridges_is_straightened_once_its_bends_are_seen():
+    """x_1 ~ N(0, 1), and x_2 and x_3 follow the square before them.
+
+    The particles of the affine stage do not bend enough to show a leader; those that have flown do.
+    Without this the standard deviation of x_3 was a third of the truth in two runs of two.
+    """
+
+    def ridges(x):
+        return -0.5 * x[0] ** 2 - 2 * jnp.sum((x[1:] - x[:-1] ** 2) ** 2)
+
+    for seed in (1, 2):
+        start = np.random.default_rng(seed).normal(size=(NUM, 3))
+        result = parvi.sample(ridges, start, key=seed)
+        stages = result.history["stage"]
+        assert "fly" in stages and "compare straight" in stages and "temper" not in stages
+        # From 400 000 draws; independent sets of this size are between 0.6 and 2.4 times the last.
+        sds = result.particles.std(axis=0) / [1.0, 1.5, 9.8]
+        assert np.all(sds[:2] > 0.9) and sds[2] > 0.65

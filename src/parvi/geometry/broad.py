@@ -1,7 +1,9 @@
-"""Broad Gaussians, from which a tempered path begins."""
+"""Broad Gaussians, from which a tempered path begins, and Gaussians at modes that are known."""
 
 import math
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -12,6 +14,94 @@ from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame, DiagonalFram
 _ROOM = 6.0
 # Particles count as much wider from this many times the expected width on.
 _NARROW = 1.4
+# The share of the broad Gaussian beside modes that are known, and how much of the rest is shared
+# equally, as Laplace's masses may be wrong.
+_BROAD, _EQUAL = 0.5, 0.5
+
+
+class Base(eqx.Module):
+    """The mixture from which a path begins: a broad Gaussian, and narrow ones at known modes.
+
+    A narrow mode has hardly any mass in a broad Gaussian, so a path from there may lose it. What is
+    known of a mode already is right at every temperature.
+
+    Parameters
+    ----------
+    broad
+        The broad Gaussian, N(0, I) in this frame.
+    modes
+        Those at the modes: a frame whose arrays have one more axis, or None.
+    log_shares
+        The logs of the shares, that of the broad one first.
+    """
+
+    broad: AbstractGaussianFrame
+    modes: DenseFrame | None
+    log_shares: Float[Array, " k"]
+
+    @classmethod
+    def alone(cls, broad: AbstractGaussianFrame) -> "Base":
+        """No mode is known."""
+        return cls(broad, None, jnp.zeros(1, broad.mean.dtype))
+
+    @classmethod
+    def beside(
+        cls, broad: AbstractGaussianFrame, modes: DenseFrame, log_masses: Float[Array, " k"]
+    ) -> "Base":
+        """Modes of these masses; those with -inf do not count."""
+        counts = jnp.isfinite(log_masses)
+        equal = counts / jnp.sum(counts)
+        shares = (1 - _EQUAL) * jax.nn.softmax(log_masses) + _EQUAL * equal
+        shares = jnp.concatenate([jnp.full(1, _BROAD), (1 - _BROAD) * shares])
+        return cls(broad, modes, jnp.log(shares).astype(log_masses.dtype))
+
+    def draw(self, normals: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """Points of the mixture from points of N(0, I): of every part its share of them."""
+        points = self.broad.leave(normals)
+        if self.modes is None:
+            return points
+        num = len(normals)
+        bounds = jnp.cumsum(jnp.exp(self.log_shares))
+        parts = jnp.searchsorted(bounds[:-1], (jnp.arange(num) + 0.5) / num)
+
+        def one(points, mode):
+            number, frame = mode
+            return jnp.where((parts == number)[:, None], frame.leave(normals), points), None
+
+        numbers = jnp.arange(1, len(bounds))
+        return jax.lax.scan(one, points, (numbers, self.modes))[0]
+
+    def log_density(self, particles: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The log density of the mixture, with its constant."""
+        return jax.scipy.special.logsumexp(self._log_parts(particles), axis=0)
+
+    def score(self, particles: Float[Array, "n d"]) -> Float[Array, "n d"]:
+        """The score of the mixture."""
+        first = _score(self.broad, particles)
+        if self.modes is None:
+            return first
+        owned = jax.nn.softmax(self._log_parts(particles), axis=0)
+
+        def one(total, mode):
+            frame, share = mode
+            return total + share[:, None] * _score(frame, particles), None
+
+        return jax.lax.scan(one, owned[0][:, None] * first, (self.modes, owned[1:]))[0]
+
+    def share_of_broad(self, particles: Float[Array, "n d"]) -> Float[Array, " n"]:
+        """The share of the broad Gaussian in the density at every particle."""
+        return jax.nn.softmax(self._log_parts(particles), axis=0)[0]
+
+    def _log_parts(self, particles):
+        parts = log_normal(self.broad, particles)[None]
+        if self.modes is not None:
+            others = jax.lax.map(lambda frame: log_normal(frame, particles), self.modes)
+            parts = jnp.concatenate([parts, others])
+        return parts + self.log_shares[:, None]
+
+
+def _score(frame, particles):
+    return -frame.push(frame.enter(particles))
 
 
 def broad(particles, scores, breadth: float) -> AbstractGaussianFrame:

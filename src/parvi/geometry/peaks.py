@@ -6,8 +6,9 @@ from jaxtyping import Array, Float
 
 from parvi.cloud import LogDensity, Place
 
-# A valley that separates modes is deeper than this, in nats.
-DEPTH = 2.0
+# A valley that separates modes is deeper than this, in nats; and one that may lie between modes of
+# which transitions hardly meet the other, because it is much narrower or the dimensions are many.
+DEPTH, SHALLOW = 2.0, 0.25
 # Points on the way from one place to another.
 NUM_POINTS = 16
 # Steps of a climb, and the first and last of them in the modes' own widths.

@@ -39,16 +39,23 @@ def _wide(centred: Float[Array, "n d"]) -> Float[Array, "d k"]:
     return jnp.linalg.eigh(centred.T @ centred / len(centred))[1][:, -3:]
 
 
-def next_beta(gains: Float[Array, " n"], beta: Float[Array, ""], share: float) -> Float[Array, ""]:
-    """The largest temperature whose weights are worth the share of the particles."""
-    wanted = math.log(share * gains.shape[0])
+def next_beta(
+    gains: Float[Array, " n"],
+    beta: Float[Array, ""],
+    share: float,
+    counts: Float[Array, " n"] | None = None,
+) -> Float[Array, ""]:
+    """The largest temperature whose weights are worth the share of the particles.
+
+    ``counts``: how much each particle counts; None if all count the same.
+    """
+    counts = jnp.ones_like(gains) if counts is None else counts
+    wanted = math.log(share) + jnp.log(jnp.sum(counts))
 
     def enough(new):
         weights = scaled_gains(new - beta, gains)
-        return (
-            2 * jax.scipy.special.logsumexp(weights) - jax.scipy.special.logsumexp(2 * weights)
-            >= wanted
-        )
+        total = jax.scipy.special.logsumexp(weights, b=counts)
+        return 2 * total - jax.scipy.special.logsumexp(2 * weights, b=counts) >= wanted
 
     def halve(_, bounds):
         low, high = bounds

@@ -5,8 +5,9 @@
    hills of their own (**part**), as networks do. Then all particles **descend** alone, and
    **explore hills** makes Hamiltonian transitions there.
 2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
-   to the peaks there. If the mass of these peaks counts, **temper** follows a path from a Gaussian
-   that covers all of them, with weights, and **balance** weighs every mode by itself. If the
+   to the peaks there. If the mass of these peaks counts, more scouts look for further ones (**scout
+   more**, **weigh more**). **temper** follows a path from a Gaussian that covers all of them, with
+   weights, and **balance** weighs every mode by itself. If the
    weights are not clearly more exact than those of independent draws, a longer path follows
    (**temper longer**, **balance again**).
 3. **straighten** looks for coordinates in which the particles are closer to a Gaussian. If it finds
@@ -14,7 +15,8 @@
    them anew, and **affine again** follows.
 4. **bend** moves along random features, in rounds, until only the features' noise is left.
 5. If the Fisher information is far from a Gaussian's, the features miss part of the error:
-   **fly** makes Hamiltonian transitions.
+   **fly** makes Hamiltonian transitions. The particles may now bend enough to show coordinates that
+   were not found before (**straighten flown**).
 6. **settle** bends after a path; **verify modes** tests each mode by itself.
 7. **verify** makes a few Hamiltonian transitions. If they leave means and variances where they
    are, the run has CONVERGED, and the particles are those from before the test. If they do not,
@@ -150,7 +152,8 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
     hill, tempered = Both(bends, Not(After("temper"))), After("temper")
     # A target that was far from a Gaussian, in its own coordinates or in these, has tails that a
     # few transitions do not reach, so a short test would say nothing.
-    straight = After("straighten")
+    early = After("straighten")
+    straight = Either(early, After("straighten flown"))
     curved = Either(straight, After("fly"))
     unsure = Either(After("verify", lost), Both(hill, curved))
     explored = Both(RestsAfter(_EXPLORES), Not(After("gather")))
@@ -177,16 +180,19 @@ def pfg(num_features: int | None = None, max_steps: int = 20_000) -> Sequence:
         Stage("explore hills", hills, when=parted),
         Stage("scout", Scout(), when=bends),
         Stage("weigh", Weigh(), when=After("scout", lost)),
-        Stage("temper", Temper(most_passes=4), when=After("weigh", lost)),
+        Stage("scout more", Scout(num_more=128), when=After("weigh", lost)),
+        Stage("weigh more", Weigh(), when=After("scout more")),
+        Stage("temper", Temper(most_passes=4), when=After("weigh more", lost)),
         Stage("balance", Balance(share=0.7), when=Both(tempered, Few())),
         Stage("temper longer", Temper(num_passes=12), when=After("balance", lost)),
         Stage("balance again", Balance(), when=After("temper longer")),
         Stage("straighten", Straighten(), when=bent),
-        Stage("affine straight", first, when=straight),
-        Stage("straighten again", Straighten(), when=straight),
+        Stage("affine straight", first, when=early),
+        Stage("straighten again", Straighten(), when=early),
         Stage("affine again", first, when=After("straighten again")),
         Stage("bend", bend, when=bent),
         Stage("fly", Fly(), when=Both(bent, FarFromGaussian())),
+        Stage("straighten flown", Straighten(), when=Both(After("fly"), Not(early))),
         Stage("settle", settle, when=tempered, back_to=("settle",)),
         Stage("verify modes", within, when=tempered, back_to=("settle",)),
         Stage("explore modes", Explore(least_mobility=0.0), when=After("verify modes", lost)),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Place
-from parvi.geometry.broad import log_normal
+from parvi.geometry.broad import Base
 from parvi.geometry.frame import AbstractGaussianFrame
 from parvi.samplers.flight import Flight
 from parvi.samplers.weigh import Modes
@@ -16,14 +16,14 @@ from parvi.samplers.weigh import Modes
 class Tempering(NamedTuple):
     """The place on the path.
 
-    ``base``: the broad Gaussian, N(0, I) in this frame. Its axes are also those of the clumps, so
+    ``base``: where the path begins. The axes of its broad Gaussian are also those of the clumps, so
     every temperature has them. ``frame``: the frame of the flights. ``next``: what the next step
     proposes. ``num_made``: the transitions made at this temperature. ``lost``: draws of the
-    Gaussian without a finite density, whose weight is 0. ``passes``: how many are over. ``ends``:
+    base without a finite density, whose weight is 0. ``passes``: how many are over. ``ends``:
     where their particles were, with their evidences.
     """
 
-    base: AbstractGaussianFrame
+    base: Base
     frame: AbstractGaussianFrame
     flight: Flight
     next: Int[Array, ""]
@@ -55,8 +55,8 @@ def none_yet(num: int, dtype: Any) -> Float[Array, " p"]:
 def tempered(memory: Tempering, place: Place) -> Place:
     """The place with the scores and log densities of p^b N^(1 - b)."""
     base, beta = memory.base, memory.beta
-    towards = -base.push(base.enter(place.particles))
-    log_densities = beta * place.log_densities + (1 - beta) * log_normal(base, place.particles)
+    towards, heights = base.score(place.particles), base.log_density(place.particles)
+    log_densities = beta * place.log_densities + (1 - beta) * heights
     return Place(place.particles, beta * place.scores + (1 - beta) * towards, log_densities)
 
 

@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
-from parvi.geometry.peaks import DEPTH, adam, depths_from
+from parvi.geometry.peaks import SHALLOW, adam, depths_from
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info
+from parvi.samplers.keys import cheap
 from parvi.status import Status
 from parvi.stopping import Never
 
@@ -64,11 +65,15 @@ class Scout(AbstractSampler):
     ----------
     num_steps
         Number of steps of every scout.
+    num_more
+        Number of further scouts, from draws of Gaussians around the start. A narrow mode beside a
+        wide one may attract one start in thirty.
     start
         Where they begin; the run passes it in.
     """
 
     num_steps: int = 120
+    num_more: int = 0
     start: Any = None
     stopping_rule: AbstractStoppingRule = Never()
     max_steps: int = 5000
@@ -90,7 +95,11 @@ class Scout(AbstractSampler):
     def init(self, key, cloud):
         if self.start is None:
             raise ValueError("Scout needs to know where the run began; it works inside a Sequence.")
-        place = Cloud.at(cloud.log_density, _spread_out(cloud.log_density, self.start)).place
+        begins = _spread_out(cloud.log_density, self.start)
+        if self.num_more:
+            more = _further(key, self.start, self.num_more)
+            begins = jnp.concatenate([begins, _sound_or(cloud.log_density, more, self.start)])
+        place = Cloud.at(cloud.log_density, begins).place
         zeros = jnp.zeros_like(place.particles)
         nowhere = jnp.zeros((_MOST_MODES, zeros.shape[1]), zeros.dtype)
         sighted = Sighted(nowhere, jnp.zeros(_MOST_MODES, bool), nowhere[0])
@@ -140,7 +149,7 @@ def _sighted(cloud, there: Place) -> Sighted:
     home = jnp.argmin(distances)
     # If no scout ended in the cloud, all of them are elsewhere.
     outside = distances[home] > _OUTSIDE * (1 + math.sqrt(cloud.shape[1]))
-    candidates = sound & ((depths_from(cloud.log_density, there, home) > DEPTH) | outside)
+    candidates = sound & ((depths_from(cloud.log_density, there, home) > SHALLOW) | outside)
 
     def one(open_, _):
         """The highest end that is left, without those around it."""
@@ -158,6 +167,19 @@ def _spread_out(log_density, start: Float[Array, "m d"]) -> Float[Array, "k d"]:
     """The start, and as many points farther out, where the density is finite there."""
     centre = jnp.mean(start, axis=0)
     farther = centre + FARTHER * (start - centre)
-    place = Cloud.at(log_density, farther).place
+    return jnp.concatenate([start, _sound_or(log_density, farther, start)])
+
+
+def _further(key, start: Float[Array, "m d"], num: int) -> Float[Array, "k d"]:
+    """Draws from Gaussians that are once and twice as wide as the start along every coordinate."""
+    normals = jax.random.normal(cheap(key), (num, start.shape[1]), start.dtype)
+    widths = 1.0 + jnp.arange(num, dtype=start.dtype) % 2
+    return jnp.mean(start, axis=0) + widths[:, None] * jnp.std(start, axis=0) * normals
+
+
+def _sound_or(log_density, points: Float[Array, "k d"], start) -> Float[Array, "k d"]:
+    """The points where the density and its gradient are finite, elsewhere rows of the start."""
+    place = Cloud.at(log_density, points).place
     sound = jnp.isfinite(place.log_densities) & jnp.all(jnp.isfinite(place.scores), axis=1)
-    return jnp.concatenate([start, jnp.where(sound[:, None], farther, start)])
+    rows = jnp.arange(len(points)) % len(start)
+    return jnp.where(sound[:, None], points, start[rows])

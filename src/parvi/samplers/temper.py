@@ -1,11 +1,12 @@
-"""Temper: sequential Monte Carlo from a broad Gaussian N along p^b N^(1 - b), b from 0 to 1.
+"""Temper: sequential Monte Carlo from a broad density N along p^b N^(1 - b), b from 0 to 1.
 
 No flow of the KL, and no chain, carries mass between separated modes: clumps at rest have the
 weights of the start. Weighting can. At every temperature each particle is weighted with
 (p / N)^(b' - b), with b' chosen so that the weights are worth a given share of the particles; the
 particles are resampled by these weights, and Hamiltonian transitions at b' move the copies apart.
-The masses of the modes, and the evidence, are then right whatever the Gaussian (Del Moral, Doucet
-& Jasra 2006).
+The masses of the modes, and the evidence, are then right whatever N is (Del Moral, Doucet & Jasra
+2006). One half of N is a broad Gaussian; the other half consists of Gaussians at the modes that
+are known, if any are.
 """
 
 import math
@@ -17,7 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parvi.cloud import BLOCK, chosen
-from parvi.geometry.broad import broad, is_wider, log_normal, rescaled
+from parvi.geometry.broad import Base, broad, is_wider, rescaled
+from parvi.geometry.frame import DenseFrame
 from parvi.geometry.resampling import neighbours_in_order, next_beta, scaled_gains, systematic
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.samplers.flight import Flight, landed, launched
@@ -34,6 +36,9 @@ _DRAW, _RESAMPLE, _FLY, _POOL = 0, 1, 2, 3
 _EXACT = 0.03
 # How often the Gaussian may be made again, if the particles turn out to be much wider.
 _MOST_WIDENED = 4
+# Beside known modes, the steps of the temperature are those of particles that belong to the broad
+# Gaussian, which may find other modes, as long as this share of all particles does.
+_LEAST_BROAD = 0.05
 
 
 class _Pending(NamedTuple):
@@ -89,14 +94,11 @@ class Temper(AbstractSampler):
         return eqx.tree_at(lambda s: s.modes, self, found, is_leaf=lambda leaf: leaf is None)
 
     def init(self, key, cloud):
-        particles = cloud.particles
-        if self.modes is not None:
-            particles = among(particles, self.modes)
-        base = broad(particles, cloud.scores, self.breadth)
+        base = self._base(cloud)
         zero = jnp.zeros((), jnp.int32)
         return Tempering(
             base=base,
-            frame=base,
+            frame=base.broad,
             flight=Flight.grounded(cloud.place),
             next=zero,
             num_made=zero,
@@ -108,6 +110,17 @@ class Temper(AbstractSampler):
             log_evidences=none_yet(self._most(cloud.shape), cloud.dtype),
             num_widened=zero,
         )
+
+    def _base(self, cloud) -> Base:
+        if self.modes is None:
+            return Base.alone(broad(cloud.particles, cloud.scores, self.breadth))
+        particles = among(cloud.particles, self.modes)
+        around = broad(particles, cloud.scores, self.breadth)
+        if self.modes.frames is None:
+            return Base.alone(around)
+        own = DenseFrame.of(cloud.particles)
+        frames = jax.tree.map(lambda a, b: jnp.append(a, b[None], 0), self.modes.frames, own)
+        return Base.beside(around, frames, jnp.append(self.modes.log_masses, 0.0))
 
     def report(self, memory):
         made = jnp.arange(len(memory.ends)) < memory.passes
@@ -149,8 +162,8 @@ class Temper(AbstractSampler):
         return taken, new, info
 
     def _drawn(self, key, cloud, memory):
-        """Points of the broad Gaussian."""
-        points = memory.base.leave(paired_normal(key, cloud.shape, cloud.dtype))
+        """Points of the base."""
+        points = memory.base.draw(paired_normal(key, cloud.shape, cloud.dtype))
         return points, _Pending(memory, jnp.ones((), cloud.dtype))
 
     def _begun(self, memory, arrived):
@@ -159,13 +172,13 @@ class Temper(AbstractSampler):
 
     def _drawn_anew(self, key, cloud, memory):
         """The next temperature, and the particles resampled by their weights for it."""
-        gains = cloud.log_densities - log_normal(memory.base, cloud.particles)
+        gains = cloud.log_densities - memory.base.log_density(cloud.particles)
         gains = jnp.where(memory.lost, -jnp.inf, gains)
-        beta = next_beta(gains, memory.beta, self.share)
+        beta = self._next_beta(gains, cloud.particles, memory)
         log_weights = scaled_gains(beta - memory.beta, gains)
         total = jax.scipy.special.logsumexp(log_weights)
         weights = jnp.exp(log_weights - total)
-        order = neighbours_in_order(memory.base.enter(cloud.particles))
+        order = neighbours_in_order(memory.base.broad.enter(cloud.particles))
         num = cloud.shape[0]
         rows = order[systematic(key, weights[order], num)]
         memory = memory._replace(
@@ -175,9 +188,17 @@ class Temper(AbstractSampler):
         )
         return cloud.particles[rows], _Pending(memory, 1 / (num * jnp.sum(weights**2)))
 
+    def _next_beta(self, gains, particles, memory):
+        beta = next_beta(gains, memory.beta, self.share)
+        if memory.base.modes is None:
+            return beta
+        counts = memory.base.share_of_broad(particles)
+        of_broad = next_beta(gains, memory.beta, self.share, counts)
+        return jnp.where(jnp.mean(counts) > _LEAST_BROAD, jnp.minimum(beta, of_broad), beta)
+
     def _parted(self, memory, arrived):
         place = tempered(memory, arrived.place)
-        frame = rescaled(memory.base, place)
+        frame = rescaled(memory.base.broad, place)
         flight = memory.flight._replace(here=place, left=jnp.zeros((), jnp.int32))
         taken = jnp.ones(arrived.shape[0], bool)
         count = jnp.zeros((), jnp.int32)
@@ -213,7 +234,7 @@ class Temper(AbstractSampler):
         )
         # There may be more modes beyond those that the Gaussian was made to cover.
         again = (passes == 1) & (memory.num_widened < _MOST_WIDENED)
-        narrow = again & is_wider(memory.base.enter(place.particles), 1 / self.breadth)
+        narrow = again & is_wider(memory.base.broad.enter(place.particles), 1 / self.breadth)
         enough = (passes >= self.num_passes) & (error_of_mean(memory) <= _EXACT)
         done = (enough | (passes >= len(memory.ends))) & ~narrow
         nothing = jnp.zeros_like(memory.beta)
@@ -225,7 +246,11 @@ class Temper(AbstractSampler):
 
         def widened():
             return memory._replace(
-                base=broad(place.particles, place.scores, self.breadth),
+                base=Base(
+                    broad(place.particles, place.scores, self.breadth),
+                    memory.base.modes,
+                    memory.base.log_shares,
+                ),
                 passes=jnp.zeros_like(passes),
                 log_evidences=none_yet(len(memory.ends), place.particles.dtype),
                 num_widened=memory.num_widened + 1,
@@ -239,7 +264,7 @@ class Temper(AbstractSampler):
         every = memory.ends.reshape(-1, dim)
         log_weights = jnp.repeat(memory.log_evidences, num)
         weights = jax.nn.softmax(log_weights)
-        order = neighbours_in_order(memory.base.enter(every))
+        order = neighbours_in_order(memory.base.broad.enter(every))
         rows = order[systematic(key, weights[order], num)]
         mean = jax.scipy.special.logsumexp(memory.log_evidences) - jnp.log(memory.passes)
         memory = memory._replace(log_evidence=mean.astype(every.dtype))

@@ -1,7 +1,9 @@
 """Weigh: the peaks above what scouts have sighted, and their masses.
 
 A peak behind a valley counts if its mass, by Laplace's approximation, is not small beside the
-cloud's.
+cloud's. If the valley is shallow, there must also be far fewer particles around the peak than its
+mass asks for: a narrow mode beside a wide one has hardly a valley between, and is not met all the
+same.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +14,7 @@ from jaxtyping import Array, Float
 
 from parvi.cloud import Cloud, Place
 from parvi.geometry.frame import DenseFrame
-from parvi.geometry.peaks import DEPTH, depths_from
+from parvi.geometry.peaks import DEPTH, SHALLOW, depths_from
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, required
 from parvi.samplers.scout import Sighted
 from parvi.status import Status
@@ -23,20 +25,26 @@ _LEAST = 5.0
 # Step of the differences for the Hessian, in standard deviations of the cloud.
 _DIFFERENCE = 0.01
 # Newton steps towards the peak, and the longest of them in standard deviations of the cloud.
-_NUM_CLIMBS, _LONGEST = 8, 1.0
+_NUM_CLIMBS, _LONGEST = 24, 1.0
 # A point is a peak if twice the gain in nats that Newton's method still expects is below this. An
 # unbounded density, such as that in the neck of a funnel, has no peak.
 _PEAK = 1.0
+# A peak behind a shallow valley was reached this exactly, as a climb along a bent ridge is not.
+# Around it there are fewer particles than this share of what its mass asks for, which is at least
+# so many.
+_REACHED, _MISSING, _FEWEST = 0.01, 0.25, 8.0
 
 
 class Modes(NamedTuple):
     """Peaks outside the cloud, and the logs of their masses over the cloud's.
 
-    Places that do not count have a log mass of -inf.
+    Places that do not count have a log mass of -inf. ``frames``: those in which the density at a
+    peak is about N(0, I), with one more axis, if they are known.
     """
 
     places: Float[Array, "k d"]
     log_masses: Float[Array, " k"]
+    frames: DenseFrame | None = None
 
 
 class Weigh(AbstractSampler):
@@ -67,7 +75,10 @@ class Weigh(AbstractSampler):
 
     def init(self, key, cloud):
         places = self.sighted.places
-        return Modes(places, jnp.full(len(places), -jnp.inf, places.dtype))
+        num, dim = places.shape
+        axes = jnp.broadcast_to(jnp.eye(dim, dtype=places.dtype), (num, dim, dim))
+        nothing = jnp.full(num, -jnp.inf, places.dtype)
+        return Modes(places, nothing, DenseFrame(places, axes, axes))
 
     def propose(self, key, cloud, memory):
         few = cloud.some()
@@ -86,13 +97,17 @@ class Weigh(AbstractSampler):
         )
         place = Place(frame.leave(climbs.z), None, climbs.log_density)
         # Scouts that are still on their way along a bent ridge climb to the same peak.
-        behind = depths_from(few.log_density, place, -1) > DEPTH
+        valleys = depths_from(few.log_density, place, -1)
         masses = climbs.log_density - 0.5 * climbs.log_curvature
         masses = masses - jnp.mean(few.log_densities) - 0.5 * few.shape[1]
         # A comparison with NaN is false, so a peak that is not finite does not count.
+        asked = 0.5 * jnp.minimum(jnp.exp(masses), 1.0)
+        missing = (few.shape[0] * asked > _FEWEST) & (climbs.around < _MISSING * asked)
+        behind = (valleys > DEPTH) | (missing & (valleys > SHALLOW) & (climbs.gain < _REACHED))
         counts = real & behind & (climbs.gain < _PEAK) & (masses > -_LEAST)
         masses = jnp.where(counts, masses, -jnp.inf).astype(cloud.dtype)
-        return cloud, Modes(place.particles[:-1], masses[:-1])
+        counted = jax.tree.map(lambda rows: rows[:-1], (place.particles, counts, climbs.axes))
+        return cloud, Modes(place.particles[:-1], masses[:-1], _frames(frame, *counted))
 
     def conclude(self, cloud, pending, arrived):
         counts = jnp.any(pending.log_masses > -jnp.inf)
@@ -107,19 +122,36 @@ class Weigh(AbstractSampler):
 
 
 class _Climb(NamedTuple):
-    """A point in the cloud's frame, its log density, and what Newton's method expects there."""
+    """A point in the cloud's frame, its log density, and what Newton's method expects there.
+
+    ``around``: the share of the particles within the ellipsoid of its curvature whose squared
+    radius is d, where a Gaussian there has about a half; infinite if the point is not a maximum.
+    ``axes``: those of the curvature as columns, each as long as the root of the curvature along it.
+    """
 
     z: Float[Array, " d"]
     log_density: Float[Array, ""]
     step: Float[Array, " d"]
     gain: Float[Array, ""]
     log_curvature: Float[Array, ""]
+    around: Float[Array, ""]
+    axes: Float[Array, "d d"]
 
     @classmethod
     def nowhere(cls, point: Float[Array, " d"]) -> "_Climb":
         """The climb of a row that is not a scout."""
         nan = jnp.full((), jnp.nan, point.dtype)
-        return cls(point, nan, point, nan, nan)
+        return cls(point, nan, point, nan, nan, nan, jnp.eye(len(point), dtype=point.dtype))
+
+
+def _frames(frame: DenseFrame, places, counts, axes) -> DenseFrame:
+    """The frames of the peaks; rows that do not count have finite ones, too."""
+    axes = jnp.where(counts[:, None, None], axes, jnp.eye(axes.shape[-1], dtype=axes.dtype))
+    places = jnp.where(counts[:, None], places, frame.mean)
+    squares = jnp.sum(axes**2, axis=1, keepdims=True)
+    stretched = jax.lax.map(frame.stretch, jnp.swapaxes(axes / squares, 1, 2))
+    pushed = jax.lax.map(frame.push, jnp.swapaxes(axes, 1, 2))
+    return DenseFrame(places, jnp.swapaxes(stretched, 1, 2), pushed)
 
 
 def _climbed(cloud, frame, point) -> _Climb:
@@ -139,7 +171,14 @@ def _climbed(cloud, frame, point) -> _Climb:
         step = vectors @ (along / wide)
         step = step * jnp.minimum(1.0, _LONGEST / jnp.maximum(jnp.linalg.norm(step), 1e-9))
         gain, log_curvature = jnp.sum(along**2 / wide), jnp.sum(jnp.log(wide))
-        return _Climb(z, place.log_densities[0], step, gain, log_curvature)
+        height, axes = place.log_densities[0], vectors * jnp.sqrt(wide)
+        nan = jnp.full((), jnp.nan, cloud.dtype)
+        return _Climb(z, height, step, gain, log_curvature, nan, axes), values[0]
 
     first = at(frame.enter(point))
-    return jax.lax.fori_loop(0, _NUM_CLIMBS, lambda _, climb: at(climb.z + climb.step), first)
+    climb, least = jax.lax.fori_loop(
+        0, _NUM_CLIMBS, lambda _, found: at(found[0].z + found[0].step), first
+    )
+    radii = jnp.sum(((frame.enter(cloud.particles) - climb.z) @ climb.axes) ** 2, axis=1)
+    around = jnp.mean((radii <= cloud.shape[1]).astype(cloud.dtype))
+    return climb._replace(around=jnp.where(least > 0, around, jnp.inf))
