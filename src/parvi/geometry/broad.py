@@ -55,6 +55,10 @@ class Base(eqx.Module):
         shares = jnp.concatenate([jnp.full(1, _BROAD), (1 - _BROAD) * shares])
         return cls(broad, modes, jnp.log(shares).astype(log_masses.dtype))
 
+    def widened(self, broad: AbstractGaussianFrame) -> "Base":
+        """The same modes beside another broad Gaussian."""
+        return Base(broad, self.modes, self.log_shares)
+
     def draw(self, normals: Float[Array, "n d"]) -> Float[Array, "n d"]:
         """Points of the mixture from points of N(0, I): of every part its share of them."""
         points = self.broad.leave(normals)

@@ -6,11 +6,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from parvi.cloud import Place
-from parvi.geometry.broad import Base
-from parvi.geometry.frame import AbstractGaussianFrame
+from parvi.cloud import Cloud, Place
+from parvi.geometry.broad import Base, broad
+from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame
+from parvi.geometry.resampling import next_beta
 from parvi.samplers.flight import Flight
 from parvi.samplers.weigh import Modes
+
+# Beside known modes, the steps of the temperature are those of particles that belong to the broad
+# Gaussian, which may find other modes, as long as this share of all particles does.
+_LEAST_BROAD = 0.05
 
 
 class Tempering(NamedTuple):
@@ -52,6 +57,28 @@ def none_yet(num: int, dtype: Any) -> Float[Array, " p"]:
     return jnp.full(num, jnp.finfo(dtype).min, dtype)
 
 
+def base_of(cloud: Cloud, modes: Modes | None, breadth: float) -> Base:
+    """Where the path begins: a broad Gaussian that covers the modes, and what is known of them."""
+    if modes is None:
+        return Base.alone(broad(cloud.particles, cloud.scores, breadth))
+    around = broad(_among(cloud.particles, modes), cloud.scores, breadth)
+    if modes.frames is None:
+        return Base.alone(around)
+    own = DenseFrame.of(cloud.particles)
+    frames = jax.tree.map(lambda a, b: jnp.append(a, b[None], 0), modes.frames, own)
+    return Base.beside(around, frames, jnp.append(modes.log_masses, 0.0))
+
+
+def beta_after(memory: Tempering, gains, particles, share: float) -> Float[Array, ""]:
+    """The next temperature, at which the weights are worth this share of the particles."""
+    beta = next_beta(gains, memory.beta, share)
+    if memory.base.modes is None:
+        return beta
+    counts = memory.base.share_of_broad(particles)
+    of_broad = next_beta(gains, memory.beta, share, counts)
+    return jnp.where(jnp.mean(counts) > _LEAST_BROAD, jnp.minimum(beta, of_broad), beta)
+
+
 def tempered(memory: Tempering, place: Place) -> Place:
     """The place with the scores and log densities of p^b N^(1 - b)."""
     base, beta = memory.base, memory.beta
@@ -77,7 +104,7 @@ def error_of_mean(memory: Tempering) -> Float[Array, ""]:
     return jnp.sqrt(jnp.max(squares / jnp.maximum(values[-3:], jnp.finfo(means.dtype).tiny)))
 
 
-def among(particles, modes: Modes):
+def _among(particles, modes: Modes):
     """The particles, with equal parts of them moved to the other modes."""
     counts = jnp.isfinite(modes.log_masses)
     order = jnp.argsort(~counts)

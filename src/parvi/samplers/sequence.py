@@ -1,7 +1,4 @@
-"""Sequences: samplers one after another, each until it rests.
-
-A stage is compiled, and takes memory, only if its condition holds.
-"""
+"""Samplers one after another: a stage is compiled, and takes memory, only if its turn comes."""
 
 import abc
 import math
@@ -247,5 +244,5 @@ def as_sequence(sampler: AbstractSampler | Sequence) -> Sequence:
     """The sequence itself, or one whose only stage is the sampler."""
     if isinstance(sampler, Sequence):
         return sampler
-    name = type(sampler).__name__.lower()
-    return Sequence(Stage(name, sampler), max_steps=sampler.max_steps)
+    stage = Stage(type(sampler).__name__.lower(), sampler)
+    return Sequence(stage, max_steps=sampler.max_steps)

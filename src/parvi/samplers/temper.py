@@ -5,8 +5,7 @@ weights of the start. Weighting can. At every temperature each particle is weigh
 (p / N)^(b' - b), with b' chosen so that the weights are worth a given share of the particles; the
 particles are resampled by these weights, and Hamiltonian transitions at b' move the copies apart.
 The masses of the modes, and the evidence, are then right whatever N is (Del Moral, Doucet & Jasra
-2006). One half of N is a broad Gaussian; the other half consists of Gaussians at the modes that
-are known, if any are.
+2006). One half of N is a broad Gaussian; Gaussians at modes that are known are the other half.
 """
 
 import math
@@ -18,14 +17,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from parvi.cloud import BLOCK, chosen
-from parvi.geometry.broad import Base, broad, is_wider, rescaled
-from parvi.geometry.frame import DenseFrame
-from parvi.geometry.resampling import neighbours_in_order, next_beta, scaled_gains, systematic
+from parvi.geometry.broad import broad, is_wider, rescaled
+from parvi.geometry.resampling import neighbours_in_order, scaled_gains, systematic
 from parvi.interface import AbstractSampler, AbstractStoppingRule, Info, reported
 from parvi.samplers.flight import Flight, landed, launched
 from parvi.samplers.fly import paired_normal
 from parvi.samplers.keys import cheap
-from parvi.samplers.path import Passes, Tempering, among, error_of_mean, none_yet, tempered
+from parvi.samplers.path import (
+    Passes,
+    Tempering,
+    base_of,
+    beta_after,
+    error_of_mean,
+    none_yet,
+    tempered,
+)
 from parvi.samplers.weigh import Modes
 from parvi.status import Status
 from parvi.stopping import Never
@@ -36,9 +42,6 @@ _DRAW, _RESAMPLE, _FLY, _POOL = 0, 1, 2, 3
 _EXACT = 0.03
 # How often the Gaussian may be made again, if the particles turn out to be much wider.
 _MOST_WIDENED = 4
-# Beside known modes, the steps of the temperature are those of particles that belong to the broad
-# Gaussian, which may find other modes, as long as this share of all particles does.
-_LEAST_BROAD = 0.05
 
 
 class _Pending(NamedTuple):
@@ -68,8 +71,7 @@ class Temper(AbstractSampler):
     length, most_leapfrogs
         Settings of the transitions, as in ``Explore``.
     modes
-        Further modes that the Gaussian has to cover; the run passes them in if the stage before
-        found any.
+        Modes that the base has to cover; the run passes in those that a stage has found.
     """
 
     share: float = 0.7
@@ -94,7 +96,7 @@ class Temper(AbstractSampler):
         return eqx.tree_at(lambda s: s.modes, self, found, is_leaf=lambda leaf: leaf is None)
 
     def init(self, key, cloud):
-        base = self._base(cloud)
+        base = base_of(cloud, self.modes, self.breadth)
         zero = jnp.zeros((), jnp.int32)
         return Tempering(
             base=base,
@@ -110,17 +112,6 @@ class Temper(AbstractSampler):
             log_evidences=none_yet(self._most(cloud.shape), cloud.dtype),
             num_widened=zero,
         )
-
-    def _base(self, cloud) -> Base:
-        if self.modes is None:
-            return Base.alone(broad(cloud.particles, cloud.scores, self.breadth))
-        particles = among(cloud.particles, self.modes)
-        around = broad(particles, cloud.scores, self.breadth)
-        if self.modes.frames is None:
-            return Base.alone(around)
-        own = DenseFrame.of(cloud.particles)
-        frames = jax.tree.map(lambda a, b: jnp.append(a, b[None], 0), self.modes.frames, own)
-        return Base.beside(around, frames, jnp.append(self.modes.log_masses, 0.0))
 
     def report(self, memory):
         made = jnp.arange(len(memory.ends)) < memory.passes
@@ -174,7 +165,7 @@ class Temper(AbstractSampler):
         """The next temperature, and the particles resampled by their weights for it."""
         gains = cloud.log_densities - memory.base.log_density(cloud.particles)
         gains = jnp.where(memory.lost, -jnp.inf, gains)
-        beta = self._next_beta(gains, cloud.particles, memory)
+        beta = beta_after(memory, gains, cloud.particles, self.share)
         log_weights = scaled_gains(beta - memory.beta, gains)
         total = jax.scipy.special.logsumexp(log_weights)
         weights = jnp.exp(log_weights - total)
@@ -187,14 +178,6 @@ class Temper(AbstractSampler):
             lost=jnp.zeros_like(memory.lost),
         )
         return cloud.particles[rows], _Pending(memory, 1 / (num * jnp.sum(weights**2)))
-
-    def _next_beta(self, gains, particles, memory):
-        beta = next_beta(gains, memory.beta, self.share)
-        if memory.base.modes is None:
-            return beta
-        counts = memory.base.share_of_broad(particles)
-        of_broad = next_beta(gains, memory.beta, self.share, counts)
-        return jnp.where(jnp.mean(counts) > _LEAST_BROAD, jnp.minimum(beta, of_broad), beta)
 
     def _parted(self, memory, arrived):
         place = tempered(memory, arrived.place)
@@ -246,11 +229,7 @@ class Temper(AbstractSampler):
 
         def widened():
             return memory._replace(
-                base=Base(
-                    broad(place.particles, place.scores, self.breadth),
-                    memory.base.modes,
-                    memory.base.log_shares,
-                ),
+                base=memory.base.widened(broad(place.particles, place.scores, self.breadth)),
                 passes=jnp.zeros_like(passes),
                 log_evidences=none_yet(len(memory.ends), place.particles.dtype),
                 num_widened=memory.num_widened + 1,
