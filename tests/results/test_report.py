@@ -16,7 +16,7 @@ from parvi.results.modes import Modes
 from parvi.results.report.words import verdict_of
 from parvi.results.sought import Sought
 from parvi.results.table import in_digits, parameters_first
-from parvi.results.verdicts import doubted
+from parvi.results.verdicts import Verdicts, doubted
 
 pytest.importorskip("matplotlib")
 
@@ -259,6 +259,20 @@ def test_doubts_of_unconstrained_numbers_are_of_the_array():
     assert list(said) == ["in doubt", "in doubt", "drifts", "disputed", ""]
     said = doubted(words, names, {"p[3]": "skewed"})
     assert list(said) == ["skewed", "skewed", "drifts", "ok", ""]
+
+
+def test_words_are_those_of_the_number_with_the_name():
+    class Columns:
+        """A layout whose flat vectors have the first index of an array run fastest."""
+
+        paths, shapes, labels = ("m", "w"), ((2, 2), (3,)), None
+
+        def flat_names(self):
+            return ["w[0]", "w[1]", "m[0,0]", "m[1,0]", "m[0,1]", "m[1,1]"]
+
+    ratios = np.array([1.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    found = Verdicts(np.zeros(6), ratios, np.ones(6)).per_name(Columns())
+    np.testing.assert_array_equal(found.ratios, [4, 6, 5, 7, 3, 3, 3])
 
 
 def narrowed(num):
