@@ -13,7 +13,7 @@ import pytest
 import parvi
 from parvi.results.checks import Check
 from parvi.results.modes import Modes
-from parvi.results.report.words import verdict_of
+from parvi.results.report.words import Call, verdict_of
 from parvi.results.sought import Sought
 from parvi.results.table import in_digits, parameters_first
 from parvi.results.verdicts import Verdicts, doubted
@@ -142,8 +142,8 @@ DONE, MOST = parvi.Status.CONVERGED, parvi.Status.MAX_STEPS
         (DONE, WRONG, modes_of(0.4, 0.6, error=np.nan), (256, 4), False, "in 2 separated modes"),
         (DONE, WRONG, modes_of(1.0, error=np.nan), (256, 4), False, "the tests below failed"),
         (DONE, WRONG, None, (12, 30), False, "there are too few of them, 12 for 30 parameters"),
-        (MOST, FINE, None, (256, 4), False, "the run was stopped before it was done"),
-        (MOST, WORSE, None, (256, 4), False, "the run was stopped before it was done"),
+        (MOST, FINE, None, (256, 4), False, "all steps were made before the run was done"),
+        (MOST, WORSE, None, (256, 4), False, "all steps were made before the run was done"),
     ],
 )
 def test_the_first_line_says_what_matters_most(status, check, modes, shape, believable, first):
@@ -178,6 +178,27 @@ def test_scouts_begin_where_the_verdict_says(good, bad):
     # A start of N(0, 1), and particles of N(1, 1) and N(2, 1).
     assert 6 < good.sought.least < 16
     assert bad.sought is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (Call(limited=True), ["Leave num_steps (--steps) out, so that the run ends"]),
+        (Call(limited=False), ["Give every parameter a proper prior"]),
+        (Call(), ["Leave num_steps (--steps) out if it was given", "Give every parameter"]),
+        (Call("Flow(\n  field=SVGD(", False), ["Make more steps (num_steps, --steps)"]),
+        (Call("Langevin(", True), ["Make more steps (num_steps, --steps)"]),
+    ],
+)
+def test_advice_on_steps_fits_the_call(call, words):
+    advice = verdict_of(MOST, FINE, None, (256, 4), call=call).advice
+    for sentence, start in zip(advice, [*words, "Use more particles."], strict=False):
+        assert sentence.startswith(start)
+
+
+def test_nobody_is_told_to_compare_nuts_with_itself():
+    assert "nuts" not in str(verdict_of(DONE, WRONG, None, (256, 4), call=Call("NUTS(")))
+    assert "nuts" in str(verdict_of(DONE, WRONG, None, (256, 4)))
 
 
 @pytest.mark.parametrize(
