@@ -1,6 +1,7 @@
 """Models of Stan, through BridgeStan, as targets."""
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,7 +69,18 @@ def _built(bridgestan: Any, path: str, data: Any) -> Any:
             # The program's output is in it; the compiler's message comes last.
             said = said.split("stderr:")[-1].split("make: ***")[0].strip()
             raise ValueError(f"{path} does not compile.\n{said}") from error
-        raise ValueError(f"Stan refuses {path} with these data. {said}") from error
+        raise ValueError(
+            f"Stan refuses {path} with these data. {said.rstrip()}{_absent(said, data)}"
+        ) from error
+
+
+def _absent(said: str, data: Any) -> str:
+    """That the data lack the variable of a message; Stan says that it has other dimensions."""
+    variable = re.search(r"variable name=(\w+)", said)
+    if variable is None or not isinstance(data, Mapping) or variable[1] in data:
+        return ""
+    there = f"; they have {', '.join(data)}" if data else ""
+    return f" The data have no {variable[1]}{there}."
 
 
 class StanModel(AbstractModel):
