@@ -205,7 +205,7 @@ class Run:
 
     def state(self) -> Saved:
         """All that is needed to go on with this run in another process, bit for bit."""
-        arrays = as_arrays("carry", self.carry)
+        arrays = as_arrays("carry", self.carry) | as_arrays("beginning", self.beginning)
         facts: dict[str, Any] = {}
         for more, others in (self._passage.state(), self._view.state()):
             arrays |= more
@@ -226,6 +226,9 @@ class Run:
         """
         arrays, facts = saved
         place = self.carry.place
+        # Checkpoints from before this was saved are resumed too.
+        if "beginning/0" in arrays:
+            self.beginning = as_tree("beginning", arrays, self.beginning)
         self._view.restore(saved, place.particles)
         reports = self._reports_in(saved)
         self._number, self._first = facts["number"], facts["first"]
