@@ -115,6 +115,12 @@ def test_transformed_parameters_have_words_of_their_own():
     assert set(words.index[words == ""]) == {"odds"}
 
 
+def test_another_data_set_needs_another_target():
+    target = parvi.from_pymc(regression(X, Y))
+    with pytest.raises(ValueError, match="a PyMC model has its data in the model"):
+        target.with_data({"y": Y})
+
+
 def test_an_improper_prior_without_data_is_refused():
     with pm.Model() as model:
         pm.Normal("x")

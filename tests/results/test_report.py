@@ -296,6 +296,12 @@ def test_words_are_those_of_the_number_with_the_name():
     np.testing.assert_array_equal(found.ratios, [4, 6, 5, 7, 3, 3, 3])
 
 
+def test_scores_that_overflow_are_no_warning():
+    flat = np.random.default_rng(0).normal(size=(8, 1)) * 1e5
+    found = Verdicts.of(flat, np.full((8, 1), 1e305) * np.sign(flat), None)
+    assert not np.isfinite(found.ratios).any()
+
+
 def narrowed(num):
     rng = np.random.default_rng(0)
     wide = {NAME: 1 + rng.normal(size=(num, 2)), "scale": 2 + 0.3 * rng.normal(size=num)}

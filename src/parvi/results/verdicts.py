@@ -51,13 +51,15 @@ class Verdicts(NamedTuple):
         drifts: Float[np.ndarray, " d"] | None,
     ) -> "Verdicts":
         """The verdicts on particles with these scores."""
-        terms = -np.asarray(scores, float) * (flat - flat.mean(axis=0))
         unknown = np.full(flat.shape[1], np.nan)
-        return cls(
-            unknown if drifts is None else np.asarray(drifts, float),
-            terms.mean(axis=0),
-            terms.std(axis=0) / len(flat) ** 0.5,
-        )
+        # The scores of a run that failed may overflow.
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = -np.asarray(scores, float) * (flat - flat.mean(axis=0))
+            return cls(
+                unknown if drifts is None else np.asarray(drifts, float),
+                terms.mean(axis=0),
+                terms.std(axis=0) / len(flat) ** 0.5,
+            )
 
     def words(self) -> np.ndarray:
         """A word for every number; about one in 100 runs of exact draws has a wrong one."""
