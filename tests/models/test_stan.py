@@ -101,6 +101,9 @@ def test_what_is_wrong_is_said_in_words(compiled):
         ({"data": {}}, "has its data already"),
         ({"predictive": {"y": "nothing"}}, "has no nothing"),
         ({"predictive": {"z": "y_rep"}}, "data have no z"),
+        ({"dims": {"nothing": ["school"]}}, "nothing is not in the model"),
+        ({"dims": {"theta": ["a", "b"]}}, r"theta has the shape \(8,\)"),
+        ({"dims": {"theta": ["a"]}, "coords": {"a": [1, 2]}}, "as many coords= as it has places"),
     ]:
         with pytest.raises(ValueError, match=words):
             parvi.from_stan(model, **settings)

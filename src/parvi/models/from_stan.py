@@ -113,6 +113,18 @@ class StanModel(AbstractModel):
                 f"The data have no {', '.join(absent)}; predictive= and log_likelihood= map names "
                 f"of data to generated quantities, and the data are {', '.join(self.data())}."
             )
+        for name, axes in labels.dims.items():
+            shape = self.places[name].shape if name in self.places else None
+            sizes = [
+                len(labels.coords.get(axis, range(n)))
+                for axis, n in zip(axes, shape or (), strict=False)
+            ]
+            if shape is None or len(axes) != len(shape) or sizes != list(shape):
+                has = "is not in the model" if shape is None else f"has the shape {shape}"
+                raise ValueError(
+                    f"dims= gives {name} the axes {axes}, and {name} {has}: give an axis for each "
+                    "dimension, with as many coords= as it has places."
+                )
         self.derived = {
             name: where.shape
             for name, where in self.places.items()

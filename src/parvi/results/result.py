@@ -43,7 +43,7 @@ _KEPT = ("log_density", "transport", "importance", "verdicts")
 
 
 class Timing(NamedTuple):
-    """Total seconds, and the seconds of the calls that compiled."""
+    """Total seconds, and the seconds of the calls that compiled; of a resumed run, since then."""
 
     seconds: float
     compile_seconds: float

@@ -53,7 +53,7 @@ class Run:
     status
         ``RUNNING`` until the last stage is done or one has failed.
     compile_seconds
-        Seconds spent in calls that compiled.
+        Seconds that this process spent in calls that compiled.
 
     Examples
     --------
@@ -215,7 +215,6 @@ class Run:
             "first": self._first,
             "status": int(self.status),
             "held": self.carry.place.scores is not None,
-            "compile_seconds": self.compile_seconds,
         }
         return Saved(arrays, facts)
 
@@ -241,7 +240,6 @@ class Run:
         self._compiles = True
         self._passage.restore(arrays, facts, reports, held)
         self.status = Status(facts["status"])
-        self.compile_seconds = facts["compile_seconds"]
 
     def _reports_in(self, saved: Saved) -> dict[str, Any]:
         """What the finished stages reported, in the order of the stages."""
