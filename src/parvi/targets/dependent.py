@@ -185,7 +185,8 @@ class Dependent(AbstractLayout):
                 f"The log density of the model is finite at only {num - bad.sum()} of {num} starts "
                 f"in a cube of half width {self.model.radius:g} around its first values, after "
                 f"{_ATTEMPTS} attempts: look for data that are NaN or outside a distribution's "
-                f"support, or give init= where the density is positive. {self.model.trouble}".strip()
+                "support, or give init= where the density is positive. "
+                f"{self.model.trouble}".strip()
             )
         return flat
 
