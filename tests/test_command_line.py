@@ -121,6 +121,10 @@ def test_what_is_not_believed_has_another_code(folder):
         (["sample", "{}/model.py", "--report", "{}"], "is a folder"),
         (["sample", "{}/density.py"], "define like ="),
         (["sample", "{}/no_module.py"], "no_module.py, line 2"),
+        (["sample", "{}/model.py", "--data", "{}/null.json"], "has a value in y that is no number"),
+        (["sample", "{}/model.py", "--data", "{}/uneven.json"], "has lists of different lengths"),
+        (["sample", "{}/model.py:plain", "--data", "{}/data.csv"], "takes no data: leave --data"),
+        (["sample", "{}/fixed.py", "--data", "{}/data.csv"], "takes no data: leave --data"),
     ],
 )
 def test_bad_requests_are_one_line(folder, words, said):
@@ -130,6 +134,9 @@ def test_bad_requests_are_one_line(folder, words, said):
     (folder / "names.csv").write_text("name\nAda\n")
     (folder / "density.py").write_text("def log_density(x):\n    return -x @ x\n")
     (folder / "no_module.py").write_text("\nimport no_such_module\n")
+    (folder / "null.json").write_text('{"x": [1, 2], "y": [null, 2]}')
+    (folder / "uneven.json").write_text('{"x": [1, 2], "y": [[1], [2, 3]]}')
+    (folder / "fixed.py").write_text("model = object()")
     done = called(*(word.format(folder) for word in words))
     assert done.exit_code == 1, done.output
     assert said in done.stderr
@@ -144,6 +151,16 @@ def test_what_no_model_needs_is_left_out_and_said(folder, capsys):
     assert target.layout.flat_names() == ["slope"]
     said = capsys.readouterr().err.splitlines()
     assert [line.split(": ")[-1] for line in said] == ["name.", "year."]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("nan.csv", "x,y,z\n1,nan,1\n2,3,inf\n"), ("nan.json", '{"x": 1, "y": [NaN], "z": Infinity}')],
+)
+def test_missing_numbers_are_said(folder, capsys, file, text):
+    (folder / file).write_text(text)
+    target_of(f"{folder}/model.py", folder / file)
+    assert f"{file} has NaN or infinite values in y, z" in capsys.readouterr().err
 
 
 def test_a_name_that_the_data_lack_is_said_with_those_they_have(folder):

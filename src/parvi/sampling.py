@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from parvi.cloud import Place
+from parvi.evaluation import evaluate
 from parvi.interface import AbstractSampler, reported
 from parvi.kept import note
 from parvi.results.endings import judged, with_transport
@@ -30,6 +31,7 @@ from parvi.run.run import Run
 from parvi.run.sharding import particle_sharding, spread
 from parvi.run.start import keys_of, started
 from parvi.run.surroundings import check_surroundings, plain_settings, surrounded
+from parvi.run.view import rows_told
 from parvi.samplers.balance import Balanced
 from parvi.samplers.default import pfg
 from parvi.samplers.exploration import Changed, Explored
@@ -146,7 +148,7 @@ def sample(
         bar = stack.enter_context(Bar(None, progress))
         kept = saved = None
         if checkpoint is not None:
-            call = _call(target, dtype, keys.steps, num_steps, num_moved)
+            call = _call(target, dtype, keys.steps, num_steps, num_moved, place)
             identity = identity_of(place, sampler, keys.steps, num_steps, mesh)
             kept = Checkpoint(checkpoint, identity, call)
             saved = kept.read()
@@ -214,6 +216,7 @@ def resume(
         target = with_rows(target, sampler, (particles.shape[0], particles.shape[1]), dtype)
         run = Run(target, sampler, key, Place(particles, None, None))
         run.restore(saved)
+        _check_same(target, run.beginning, call.get("first_log_densities"))
         num_steps = call["num_steps"]
         limit = sampler.max_steps if num_steps is None else num_steps
         bar = stack.enter_context(Bar(None, progress))
@@ -229,10 +232,26 @@ def _default() -> Sequence:
     return pfg()
 
 
-def _call(target: AbstractTarget, dtype, key, num_steps, num_moved) -> dict[str, Any]:
+def _check_same(target: AbstractTarget, particles, expected: list[float] | None) -> None:
+    """Raise a ``ValueError`` if the log density is not that of the run that is resumed."""
+    if expected is None:
+        return
+    values = np.asarray(evaluate(target.full(), particles)[0])
+    # Sums of many rows need not be rounded alike in a program of another size.
+    if not np.allclose(values, expected, rtol=np.finfo(values.dtype).eps ** 0.5):
+        raise ValueError(
+            f"The checkpoint is of another log density, which was {expected[0]:g} at a first "
+            f"particle and is {values[0]:g} here. Give the model and the data of that run."
+        )
+
+
+def _call(target: AbstractTarget, dtype, key, num_steps, num_moved, place: Place) -> dict[str, Any]:
     """What ``resume`` needs beside the state, the target and the sampler."""
     layout = target.layout
     assert layout is not None
+    values = None
+    if place.log_densities is not None and target.is_fixed:
+        values = np.asarray(place.log_densities)[rows_told(len(place.particles))].tolist()
     example = jax.tree_util.tree_unflatten(
         layout.treedef, [np.zeros(shape, dtype) for shape in layout.shapes]
     )
@@ -244,6 +263,7 @@ def _call(target: AbstractTarget, dtype, key, num_steps, num_moved) -> dict[str,
         "impl": str(jax.random.key_impl(key)),
         "num_steps": None if num_steps is None else int(num_steps),
         "num_moved": num_moved,
+        "first_log_densities": values,
     }
 
 

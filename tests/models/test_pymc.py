@@ -101,11 +101,31 @@ def test_what_cannot_be_sampled_is_refused_in_words(make, words):
         parvi.from_pymc(make())
 
 
+def test_transformed_parameters_have_words_of_their_own():
+    with pm.Model(coords={"group": ["low", "high"]}) as model:
+        share = pm.Uniform("share")
+        pm.Deterministic("odds", share / (1 - share))
+        pm.Dirichlet("parts", np.ones(3))
+        ordered = pm.distributions.transforms.ordered
+        pm.Normal("mean", dims="group", transform=ordered, initval=[-1.0, 1.0])
+    result = parvi.sample(model, num_particles=32, num_steps=0)
+    names = ["share", "parts[0]", "parts[1]", "mean[low]", "mean[high]"]
+    assert result.names_flat == names
+    words = result.summary()["verdict"]
+    assert set(words.index[words == ""]) == {"odds"}
+
+
+def test_another_data_set_needs_another_target():
+    target = parvi.from_pymc(regression(X, Y))
+    with pytest.raises(ValueError, match="a PyMC model has its data in the model"):
+        target.with_data({"y": Y})
+
+
 def test_an_improper_prior_without_data_is_refused():
     with pm.Model() as model:
         pm.Normal("x")
         pm.HalfFlat("rate")
-    with pytest.raises(ValueError, match=r"no end in rate_log__ \(1\)"):
+    with pytest.raises(ValueError, match=r"no end in rate \(1\)"):
         parvi.sample(model, num_particles=8, num_steps=0)
 
 

@@ -101,6 +101,9 @@ def test_what_is_wrong_is_said_in_words(compiled):
         ({"data": {}}, "has its data already"),
         ({"predictive": {"y": "nothing"}}, "has no nothing"),
         ({"predictive": {"z": "y_rep"}}, "data have no z"),
+        ({"dims": {"nothing": ["school"]}}, "nothing is not in the model"),
+        ({"dims": {"theta": ["a", "b"]}}, r"theta has the shape \(8,\)"),
+        ({"dims": {"theta": ["a"]}, "coords": {"a": [1, 2]}}, "as many coords= as it has places"),
     ]:
         with pytest.raises(ValueError, match=words):
             parvi.from_stan(model, **settings)
@@ -184,3 +187,12 @@ def test_means_are_those_of_nuts_by_stan(stan, name):
         mean, sd = own.mean(axis=-1), own.std(axis=-1)
         # 10 000 draws of NUTS are worth some thousands, whose means err by 0.02.
         assert np.abs((particles.mean(axis=0) - mean) / sd).max() < 0.1, site
+
+
+def test_a_misspelt_name_is_said_with_those_that_there_are(compiled, tmp_path):
+    # BridgeStan warns of a library that is loaded twice.
+    library = compiled("eight_schools", STAN_DATA["schools"]).lib_path
+    library = shutil.copy(library, tmp_path / "other_model.so")
+    data = {"J": 8, "y": list(EFFECTS), "sgima": [1.0] * 8}
+    with pytest.raises(ValueError, match=r"The data have no sigma; they have J, y, sgima\.$"):
+        parvi.from_stan(library, data)

@@ -36,6 +36,18 @@ def test_exact_draws_get_a_clean_bill(gaussian):
     assert sum(bill.ok for bill in bills) >= 4, [bill.findings for bill in bills]
 
 
+def test_few_features_in_one_dimension_are_no_wrong_shape():
+    """Each of 40 sets exceeds the bound with a chance of about 1 %; with that of 1.5, of 25 %."""
+    exact = zoo.rotated_gaussian(1, 1.0)
+    first = result_of(exact, draws(exact, 64))
+    bills = [
+        checks.checked(first.status, exact.target, jnp.asarray(flat), False, ["x"], known).findings
+        for flat in (draws(exact, 64, seed).astype(np.float32) for seed in range(40))
+        for known in [checks.Known(0.0, np.zeros(1), 0.0)]
+    ]
+    assert sum("shape is off" in str(bill) or "tails are" in str(bill) for bill in bills) <= 3
+
+
 def test_a_test_of_particles_that_were_given_up_says_nothing(gaussian):
     """The run's own drift is taken, but not that of stages that were undone."""
     result = result_of(gaussian, draws(gaussian))

@@ -13,10 +13,10 @@ import pytest
 import parvi
 from parvi.results.checks import Check
 from parvi.results.modes import Modes
-from parvi.results.report.words import verdict_of
+from parvi.results.report.words import Call, verdict_of
 from parvi.results.sought import Sought
 from parvi.results.table import in_digits, parameters_first
-from parvi.results.verdicts import doubted
+from parvi.results.verdicts import Verdicts, doubted
 
 pytest.importorskip("matplotlib")
 
@@ -142,8 +142,8 @@ DONE, MOST = parvi.Status.CONVERGED, parvi.Status.MAX_STEPS
         (DONE, WRONG, modes_of(0.4, 0.6, error=np.nan), (256, 4), False, "in 2 separated modes"),
         (DONE, WRONG, modes_of(1.0, error=np.nan), (256, 4), False, "the tests below failed"),
         (DONE, WRONG, None, (12, 30), False, "there are too few of them, 12 for 30 parameters"),
-        (MOST, FINE, None, (256, 4), False, "the run was stopped before it was done"),
-        (MOST, WORSE, None, (256, 4), False, "the run was stopped before it was done"),
+        (MOST, FINE, None, (256, 4), False, "all steps were made before the run was done"),
+        (MOST, WORSE, None, (256, 4), False, "all steps were made before the run was done"),
     ],
 )
 def test_the_first_line_says_what_matters_most(status, check, modes, shape, believable, first):
@@ -178,6 +178,27 @@ def test_scouts_begin_where_the_verdict_says(good, bad):
     # A start of N(0, 1), and particles of N(1, 1) and N(2, 1).
     assert 6 < good.sought.least < 16
     assert bad.sought is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (Call(limited=True), ["Leave num_steps (--steps) out, so that the run ends"]),
+        (Call(limited=False), ["Give every parameter a proper prior"]),
+        (Call(), ["Leave num_steps (--steps) out if it was given", "Give every parameter"]),
+        (Call("Flow(\n  field=SVGD(", False), ["Make more steps (num_steps, --steps)"]),
+        (Call("Langevin(", True), ["Make more steps (num_steps, --steps)"]),
+    ],
+)
+def test_advice_on_steps_fits_the_call(call, words):
+    advice = verdict_of(MOST, FINE, None, (256, 4), call=call).advice
+    for sentence, start in zip(advice, [*words, "Use more particles."], strict=False):
+        assert sentence.startswith(start)
+
+
+def test_nobody_is_told_to_compare_nuts_with_itself():
+    assert "nuts" not in str(verdict_of(DONE, WRONG, None, (256, 4), call=Call("NUTS(")))
+    assert "nuts" in str(verdict_of(DONE, WRONG, None, (256, 4)))
 
 
 @pytest.mark.parametrize(
@@ -259,6 +280,26 @@ def test_doubts_of_unconstrained_numbers_are_of_the_array():
     assert list(said) == ["in doubt", "in doubt", "drifts", "disputed", ""]
     said = doubted(words, names, {"p[3]": "skewed"})
     assert list(said) == ["skewed", "skewed", "drifts", "ok", ""]
+
+
+def test_words_are_those_of_the_number_with_the_name():
+    class Columns:
+        """A layout whose flat vectors have the first index of an array run fastest."""
+
+        paths, shapes, labels = ("m", "w"), ((2, 2), (3,)), None
+
+        def flat_names(self):
+            return ["w[0]", "w[1]", "m[0,0]", "m[1,0]", "m[0,1]", "m[1,1]"]
+
+    ratios = np.array([1.0, 3.0, 4.0, 5.0, 6.0, 7.0])
+    found = Verdicts(np.zeros(6), ratios, np.ones(6)).per_name(Columns())
+    np.testing.assert_array_equal(found.ratios, [4, 6, 5, 7, 3, 3, 3])
+
+
+def test_scores_that_overflow_are_no_warning():
+    flat = np.random.default_rng(0).normal(size=(8, 1)) * 1e5
+    found = Verdicts.of(flat, np.full((8, 1), 1e305) * np.sign(flat), None)
+    assert not np.isfinite(found.ratios).any()
 
 
 def narrowed(num):

@@ -200,6 +200,21 @@ def test_resume_with_the_folder_alone(tmp_path):
     assert result.num_steps == 5
 
 
+def test_resume_knows_the_start_and_refuses_another_log_density(tmp_path):
+    start = np.random.default_rng(0).normal(size=(64, 2)) * 5
+
+    def density(mean):
+        return lambda x: -0.5 * jnp.sum((x - mean) ** 2)
+
+    whole = parvi.sample(density(1.0), start, checkpoint=tmp_path)
+    again = parvi.resume(tmp_path, density(1.0))
+    assert again.sought == whole.sought
+    # All of its steps were made before, and the time of these is not that of this call.
+    assert again.timing.compile_seconds <= again.timing.seconds
+    with pytest.raises(ValueError, match="is of another log density, which was -"):
+        parvi.resume(tmp_path, density(1.001))
+
+
 def test_bad_folders(tmp_path):
     start = np.random.default_rng(0).normal(size=(16, 2))
 

@@ -70,13 +70,16 @@ def _named(module: Any, name: str, path: str) -> Any:
 def _as_target(found: Any, module: Any, data: dict[str, Any] | None, place: str) -> AbstractTarget:
     if isinstance(found, AbstractTarget):
         return found if data is None else _with_data(found, data)
-    if not callable(found):
-        return as_target(found)
     like, constraints = getattr(module, "like", None), getattr(module, "constraints", None)
-    if like is None:
+    if callable(found) and like is None:
         return _made(found, data, place)
-    if len(_required(found)) == 1:
-        return parvi.Target(found, like, constraints)
+    if not callable(found) or len(_required(found)) == 1:
+        if data is not None:
+            raise ValueError(
+                f"{place} takes no data: leave --data out, take the data as the second argument of "
+                "a log density, or write a function of the data that returns the model."
+            )
+        return parvi.Target(found, like, constraints) if callable(found) else as_target(found)
     if data is None:
         raise ValueError(f"{place} takes data as its second argument: give --data.")
     return parvi.Target(found, like, constraints, data=data)
@@ -152,7 +155,20 @@ def read_data(path: pathlib.Path) -> dict[str, Any]:
     readers = {".csv": _csv, ".npz": _npz, ".json": _json}
     if path.suffix.lower() not in readers:
         raise ValueError(f"{path} should end in .csv, .npz or .json.")
-    return readers[path.suffix.lower()](path)
+    data = readers[path.suffix.lower()](path)
+    bad = [name for name, value in data.items() if not _is_finite(value)]
+    if bad:
+        note(
+            f"{path} has NaN or infinite values in {', '.join(bad)}, and a log density of these is "
+            "seldom finite: leave such rows out, or let the model do so."
+        )
+    return data
+
+
+def _is_finite(value: Any) -> bool:
+    # Words and nested objects are for the model to judge.
+    array = np.asarray(value)
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
 
 
 def _csv(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -219,6 +235,18 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} should hold an object of names and values.")
     return {
-        name: np.asarray(value) if isinstance(value, list) else value
+        name: _listed(path, name, value) if isinstance(value, list) else value
         for name, value in found.items()
     }
+
+
+def _listed(path: pathlib.Path, name: str, value: list) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{path} has lists of different lengths in {name}.") from None
+    if array.dtype == object and any(each is None for each in array.ravel()):
+        raise ValueError(
+            f"{path} has a value in {name} that is no number: leave no value empty (null)."
+        )
+    return array

@@ -36,7 +36,7 @@ class AbstractClassifier(ClassifierMixin, AbstractBayesianEstimator):
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y has one class only, {self.classes_[0]!r}; a classifier needs rows of at least "
+                f"y has one class only, {self.classes_[0]}; a classifier needs rows of at least "
                 "two classes."
             )
         return numbers.astype(np.float64)

@@ -102,7 +102,10 @@ class PyMCModel(AbstractModel):
         self.first = {name: np.asarray(v) for name, v in model.initial_point(0).items()}
         self.values = [variable.name for variable in model.value_vars]
         self.free = {name: self.first[name].shape for name in self.values}
-        self.flat_names = names_of(tuple(self.free), tuple(self.free.values()))
+        # Under the names of the parameters: those of transformed values, such as tau_log__, would
+        # hide which of them a finding is about.
+        owners = tuple(model.values_to_rvs[value].name for value in model.value_vars)
+        self.flat_names = names_of(owners, tuple(self.free.values()))
         parameters = [variable.name for variable in model.free_RVs]
         wanted = model.unobserved_value_vars
         # The values of transformed variables are there too, under names of their own.

@@ -1,6 +1,7 @@
 """Models of Stan, through BridgeStan, as targets."""
 
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -68,7 +69,18 @@ def _built(bridgestan: Any, path: str, data: Any) -> Any:
             # The program's output is in it; the compiler's message comes last.
             said = said.split("stderr:")[-1].split("make: ***")[0].strip()
             raise ValueError(f"{path} does not compile.\n{said}") from error
-        raise ValueError(f"Stan refuses {path} with these data. {said}") from error
+        raise ValueError(
+            f"Stan refuses {path} with these data. {said.rstrip()}{_absent(said, data)}"
+        ) from error
+
+
+def _absent(said: str, data: Any) -> str:
+    """That the data lack the variable of a message; Stan says that it has other dimensions."""
+    variable = re.search(r"variable name=(\w+)", said)
+    if variable is None or not isinstance(data, Mapping) or variable[1] in data:
+        return ""
+    there = f"; they have {', '.join(data)}" if data else ""
+    return f" The data have no {variable[1]}{there}."
 
 
 class StanModel(AbstractModel):
@@ -101,6 +113,18 @@ class StanModel(AbstractModel):
                 f"The data have no {', '.join(absent)}; predictive= and log_likelihood= map names "
                 f"of data to generated quantities, and the data are {', '.join(self.data())}."
             )
+        for name, axes in labels.dims.items():
+            shape = self.places[name].shape if name in self.places else None
+            sizes = [
+                len(labels.coords.get(axis, range(n)))
+                for axis, n in zip(axes, shape or (), strict=False)
+            ]
+            if shape is None or len(axes) != len(shape) or sizes != list(shape):
+                has = "is not in the model" if shape is None else f"has the shape {shape}"
+                raise ValueError(
+                    f"dims= gives {name} the axes {axes}, and {name} {has}: give an axis for each "
+                    "dimension, with as many coords= as it has places."
+                )
         self.derived = {
             name: where.shape
             for name, where in self.places.items()

@@ -44,6 +44,11 @@ _RIDGE = 1e-2
 _MAX_KERNEL = 1024
 # Number of standard errors by which a Stein ratio must be off.
 _NOISE = 4.0
+# Times the error of independent draws above which a shape is off. In few dimensions features are
+# alike, and their errors do not average out: the largest of the three excesses of 300 sets of 64
+# exact normal draws had a 99 % quantile of 2.7, 1.9, 1.8 and 1.6 in one to four dimensions, of 256
+# draws 2.6, 1.7, 1.4 and 1.4, and in six dimensions 1.4 and 1.3.
+_EXCESS = 1.5
 # Chance, over all parameters, below which the identity for a square does not hold.
 _UNLIKELY = 0.003
 # The largest number of parameters that a finding names.
@@ -120,7 +125,7 @@ def checked(
             "squared, as that of independent draws."
         )
     for name, words in _SHAPES.items():
-        if numbers.get(name, 0.0) > 1.5:
+        if numbers.get(name, 0.0) > max(_EXCESS, 1 + 2 / dim):
             findings.append(
                 f"{words}: random features find {numbers[name]:.1f} times the error of "
                 "independent draws."

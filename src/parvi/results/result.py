@@ -13,7 +13,7 @@ from parvi.evaluation import evaluate
 from parvi.results import arviz, checks, kept_findings, modes, storage
 from parvi.results.particles import constrained, flattened, log_densities
 from parvi.results.predict import predicted
-from parvi.results.report.words import Verdict, verdict_of
+from parvi.results.report.words import Call, Verdict, verdict_of
 from parvi.results.sought import Sought
 from parvi.results.transport import files
 from parvi.results.transport.importance import Importance
@@ -43,7 +43,7 @@ _KEPT = ("log_density", "transport", "importance", "verdicts")
 
 
 class Timing(NamedTuple):
-    """Total seconds, and the seconds of the calls that compiled."""
+    """Total seconds, and the seconds of the calls that compiled; of a resumed run, since then."""
 
     seconds: float
     compile_seconds: float
@@ -269,8 +269,14 @@ class Result:
         if known and not self.status.failed:
             check = self.check()
         dim = len(self.names) if self.flat is None else self.flat.shape[1]
+        limited = None if self.settings is None else self.settings.num_steps is not None
         return verdict_of(
-            self.status, check, self.known_modes(), (self.num_particles, dim), self.sought
+            self.status,
+            check,
+            self.known_modes(),
+            (self.num_particles, dim),
+            self.sought,
+            Call(self.sampler, limited),
         )
 
     def report(self, path: Any, title: str = "parvi report", names: list[str] | None = None) -> Any:

@@ -13,7 +13,7 @@ import scipy.special
 from jaxtyping import Float, Int
 
 from parvi.geometry.drift import BOUND
-from parvi.targets.flatten import AbstractLayout
+from parvi.targets.flatten import AbstractLayout, names_of
 
 # Chance that some parameter of exact draws gets a word other than "ok".
 _CHANCE = 0.01
@@ -51,13 +51,15 @@ class Verdicts(NamedTuple):
         drifts: Float[np.ndarray, " d"] | None,
     ) -> "Verdicts":
         """The verdicts on particles with these scores."""
-        terms = -np.asarray(scores, float) * (flat - flat.mean(axis=0))
         unknown = np.full(flat.shape[1], np.nan)
-        return cls(
-            unknown if drifts is None else np.asarray(drifts, float),
-            terms.mean(axis=0),
-            terms.std(axis=0) / len(flat) ** 0.5,
-        )
+        # The scores of a run that failed may overflow.
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = -np.asarray(scores, float) * (flat - flat.mean(axis=0))
+            return cls(
+                unknown if drifts is None else np.asarray(drifts, float),
+                terms.mean(axis=0),
+                terms.std(axis=0) / len(flat) ** 0.5,
+            )
 
     def words(self) -> np.ndarray:
         """A word for every number; about one in 100 runs of exact draws has a wrong one."""
@@ -76,11 +78,20 @@ class Verdicts(NamedTuple):
         An array with another number of unconstrained numbers gets the worst of these, and what is
         computed from other parameters gets none.
         """
-        stems = np.array([name.partition("[")[0] for name in layout.flat_names()])
+        flat_names = layout.flat_names()
+        places = {name: place for place, name in enumerate(flat_names)}
+        stems = np.array([name.partition("[")[0] for name in flat_names])
         chosen = []
         for path, shape in zip(layout.paths, layout.shapes, strict=True):
             rows, size = np.flatnonzero(stems == (path or "x")), math.prod(shape)
-            chosen.append(rows if len(rows) == size else np.full(size, self._worst(rows)))
+            names = names_of((path,), (shape,), layout.labels)
+            if len(rows) != size:
+                chosen.append(np.full(size, self._worst(rows)))
+            elif {flat_names[row] for row in rows} == set(names) and len(set(names)) == size:
+                # In Stan the first index runs fastest.
+                chosen.append(np.array([places[name] for name in names], int))
+            else:
+                chosen.append(rows)
         return Verdicts(*(np.append(column, np.nan)[np.concatenate(chosen)] for column in self))
 
     def _worst(self, rows: Int[np.ndarray, " m"]) -> int:

@@ -52,7 +52,8 @@ def initial_values(
             raise ValueError(
                 "init was left out, but the target does not know its shape. Give init=, an array "
                 "of shape (n, d) or a pytree of arrays with leading axis n, or declare the shape "
-                "with parvi.Target(log_density, like=one_particle)."
+                "with parvi.Target(log_density, like=one_particle). A NumPyro model that takes "
+                "arguments is given as parvi.from_numpyro(model, *args, **kwargs)."
             )
         return None
     if callable(init):
@@ -153,7 +154,8 @@ def _leading(values) -> int:
     if any(not shape for shape in shapes):
         raise ValueError(
             "init holds a number without axes; every array of init needs a leading axis that "
-            "counts the particles, for instance shape (n, d)."
+            "counts the particles, for instance shape (n, d). Lists are taken for structures of "
+            "arrays: a list of particles needs np.array(init)."
         )
     lengths = sorted({shape[0] for shape in shapes})
     if len(lengths) > 1:

@@ -53,7 +53,7 @@ class Run:
     status
         ``RUNNING`` until the last stage is done or one has failed.
     compile_seconds
-        Seconds spent in calls that compiled.
+        Seconds that this process spent in calls that compiled.
 
     Examples
     --------
@@ -205,7 +205,7 @@ class Run:
 
     def state(self) -> Saved:
         """All that is needed to go on with this run in another process, bit for bit."""
-        arrays = as_arrays("carry", self.carry)
+        arrays = as_arrays("carry", self.carry) | as_arrays("beginning", self.beginning)
         facts: dict[str, Any] = {}
         for more, others in (self._passage.state(), self._view.state()):
             arrays |= more
@@ -215,7 +215,6 @@ class Run:
             "first": self._first,
             "status": int(self.status),
             "held": self.carry.place.scores is not None,
-            "compile_seconds": self.compile_seconds,
         }
         return Saved(arrays, facts)
 
@@ -226,6 +225,9 @@ class Run:
         """
         arrays, facts = saved
         place = self.carry.place
+        # Checkpoints from before this was saved are resumed too.
+        if "beginning/0" in arrays:
+            self.beginning = as_tree("beginning", arrays, self.beginning)
         self._view.restore(saved, place.particles)
         reports = self._reports_in(saved)
         self._number, self._first = facts["number"], facts["first"]
@@ -238,7 +240,6 @@ class Run:
         self._compiles = True
         self._passage.restore(arrays, facts, reports, held)
         self.status = Status(facts["status"])
-        self.compile_seconds = facts["compile_seconds"]
 
     def _reports_in(self, saved: Saved) -> dict[str, Any]:
         """What the finished stages reported, in the order of the stages."""

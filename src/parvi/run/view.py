@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from parvi.cloud import Place
 from parvi.evaluation import evaluate
@@ -28,6 +28,11 @@ from parvi.targets.target import AbstractTarget
 
 # Number of first particles that are passed to stages.
 _NUM_TOLD = 24
+
+
+def rows_told(num: int) -> Int[np.ndarray, " m"]:
+    """The rows of n particles that stages get as the start."""
+    return np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
 
 
 class View:
@@ -78,8 +83,7 @@ class View:
 
     def begin(self, particles: Float[Array, "n d"]) -> None:
         """Give stages some of these particles as the start."""
-        num = len(particles)
-        rows = np.arange(min(num, _NUM_TOLD)) * num // min(num, _NUM_TOLD)
+        rows = rows_told(len(particles))
         self.start: Float[Array, "m d"] = rows_of(particles, rows, self._sharding)
 
     def context(self, stage: Stage, reports: dict[str, Any]) -> Context:

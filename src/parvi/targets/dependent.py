@@ -7,6 +7,8 @@ everything that it computes along the way.
 """
 
 import abc
+import math
+from collections import Counter
 from typing import Any, NoReturn
 
 import equinox as eqx
@@ -16,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from parvi.evaluation import evaluate, quickly
-from parvi.targets.flatten import AbstractLayout, Labels
+from parvi.targets.flatten import AbstractLayout, Labels, names_of
 
 # Attempts to draw starts with a finite density. Starts that stay bad are moved between good ones.
 _ATTEMPTS = 20
@@ -158,7 +160,13 @@ class Dependent(AbstractLayout):
         return jnp.zeros((), flat.dtype)
 
     def flat_names(self):
-        return list(self.model.flat_names)
+        shown = dict(zip(names_of(self.paths, self.shapes), self.scalar_names(), strict=True))
+        # An array such as a simplex has other unconstrained numbers than its own.
+        sizes = {name: math.prod(s) for name, s in zip(self.paths, self.shapes, strict=True)}
+        stems = [name.partition("[")[0] for name in self.model.flat_names]
+        own = {stem for stem, number in Counter(stems).items() if number == sizes.get(stem)}
+        pairs = zip(stems, self.model.flat_names, strict=True)
+        return [shown.get(name, name) if stem in own else name for stem, name in pairs]
 
     def starts(self, log_density, key, num, dtype):
         """Uniform draws from a cube, as the front end itself begins, where they are finite."""
@@ -176,8 +184,9 @@ class Dependent(AbstractLayout):
             raise ValueError(
                 f"The log density of the model is finite at only {num - bad.sum()} of {num} starts "
                 f"in a cube of half width {self.model.radius:g} around its first values, after "
-                f"{_ATTEMPTS} attempts: look for data outside a distribution's support, or give "
-                f"init= where the density is positive. {self.model.trouble}".strip()
+                f"{_ATTEMPTS} attempts: look for data that are NaN or outside a distribution's "
+                "support, or give init= where the density is positive. "
+                f"{self.model.trouble}".strip()
             )
         return flat
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from parvi.cloud import LogDensity, Place
 from parvi.targets.check import admitted, check_log_density, check_scalar
+from parvi.targets.dependent import Dependent
 from parvi.targets.flatten import AbstractLayout, Layout, is_wide
 
 
@@ -201,6 +202,11 @@ class Target(AbstractTarget):
 
     def with_data(self, data: PyTree) -> "Target":
         """The same target with other data; of the same shapes, it shares the compiled programs."""
+        if self.data is None and isinstance(self.layout, Dependent):
+            raise ValueError(
+                f"The target of a {self.layout.model.front} model has its data in the model: make "
+                "another target of the model with the new data."
+            )
         if self.data is None:
             raise ValueError(
                 "The target has no data to replace: write log_density(particle, data), and give "

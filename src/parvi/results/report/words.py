@@ -18,6 +18,21 @@ _FEWEST = 38
 _NEAR = 6.0
 
 
+class Call(NamedTuple):
+    """What advice has to know of the call: its sampler, as text, and whether it had ``num_steps``.
+
+    ``limited`` is None if nobody knows, as in a result from a file.
+    """
+
+    sampler: str = "Sequence("
+    limited: bool | None = None
+
+    @property
+    def tests_itself(self) -> bool:
+        """Whether the sampler is a sequence such as the default, which ends by its own test."""
+        return self.sampler.startswith("Sequence(")
+
+
 class Verdict(NamedTuple):
     """``believable``: True, False, or None if nobody has tested. ``headline``: one sentence.
 
@@ -47,10 +62,12 @@ def verdict_of(
     modes: Modes | None,
     shape: tuple[int, int],
     sought: Sought | None = None,
+    call: Call = Call(),
 ) -> Verdict:
     """Put the status, the check and the modes of (n, d) particles into words.
 
-    ``sought`` says how far from them the run has looked for modes.
+    ``sought`` says how far from them the run has looked for modes, and ``call`` how it was asked
+    for.
     """
     if status.failed:
         return Verdict(
@@ -59,8 +76,8 @@ def verdict_of(
             (status.message, *_found(check)),
             (
                 "Start closer to the target, or give init in float64.",
-                "Look at the log density there: an improper prior, or a parameter without its "
-                "constraint, sends particles away.",
+                "Look at the log density there: an improper prior, or a bound that is not declared "
+                "(constraints=, such as parvi.Positive()), sends particles away.",
             ),
         )
     if status != Status.CONVERGED or (check is not None and not check):
@@ -69,7 +86,7 @@ def verdict_of(
             "Do not take these particles for a sample of the target: "
             f"{_main_reason(status, check, modes, shape)}.",
             _found(check) or (f"The run ended with {status.name}: {status.message}",),
-            _advice(status, modes, shape),
+            _advice(status, modes, shape, call),
         )
     if check is None:
         return Verdict(
@@ -165,14 +182,16 @@ def _main_reason(
     if num < _FEWEST or not tells_covariance(shape):
         return f"there are too few of them, {num} for {dim} parameters"
     if status == Status.MAX_STEPS:
-        return "the run was stopped before it was done"
+        return "all steps were made before the run was done"
     return "the tests below failed"
 
 
-def _advice(status: Status, modes: Modes | None, shape: tuple[int, int]) -> tuple[str, ...]:
+def _advice(
+    status: Status, modes: Modes | None, shape: tuple[int, int], call: Call
+) -> tuple[str, ...]:
     advice = [_more_particles(shape)]
     if status == Status.MAX_STEPS:
-        advice = ["Leave num_steps (--steps) out, so that the run ends by its own test.", *advice]
+        advice = [*_more_steps(call), *advice]
     if status == Status.NOISY:
         return ("Judge the particles by predictions on held-out rows, or use all rows.",)
     if modes is not None and len(modes.weights) > 1:
@@ -182,5 +201,20 @@ def _advice(status: Status, modes: Modes | None, shape: tuple[int, int]) -> tupl
             "them.",
         )
     advice.append("Try another parametrisation (non-centred, or on another scale).")
-    advice.append("Compare with parvi.nuts() on the same target.")
+    if not call.sampler.startswith("NUTS("):
+        advice.append("Compare with parvi.nuts() on the same target.")
     return tuple(advice)
+
+
+def _more_steps(call: Call) -> list[str]:
+    """What to do when all steps were made."""
+    if not call.tests_itself:
+        return [
+            "Make more steps (num_steps, --steps), or take the default sampler, which ends by its "
+            "own test."
+        ]
+    asked = "Leave num_steps (--steps) out, so that the run ends by its own test."
+    spread = "Give every parameter a proper prior: without one, particles spread without end."
+    if call.limited is None:
+        asked = "Leave num_steps (--steps) out if it was given: the run then ends by its own test."
+    return {True: [asked], False: [spread], None: [asked, spread]}[call.limited]
