@@ -14,6 +14,7 @@ from parvi.geometry.frame import DenseFrame
 from parvi.results.endings import with_transport
 from parvi.results.transport import distil
 from parvi.results.transport.chain import Chain
+from parvi.results.transport.elsewhere import elsewhere
 from parvi.results.transport.importance import Importance
 from parvi.results.transport.layers import Affine, Bent
 from parvi.results.transport.making import judged
@@ -271,6 +272,26 @@ def test_particles_that_the_map_contradicts(exact):
         assert with_transport(few) is few
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_mode_that_nothing_has_reached(seen):
+    """It is found with its mass; where particles are in both modes, nothing is elsewhere."""
+
+    def log_density(x):
+        left = -0.5 * jnp.sum((x + 6) ** 2) + jnp.log(0.3)
+        return jnp.logaddexp(left, -0.5 * jnp.sum((x - 6) ** 2) + jnp.log(0.7))
+
+    rng = np.random.default_rng(0)
+    centres = np.full(200, -6.0) if seen else rng.choice([-6.0, 6.0], size=200)
+    with jax.enable_x64(True):
+        flat = jnp.asarray(centres[:, None] + rng.normal(size=(200, 2)))
+        place, log_mass = map(np.asarray, elsewhere(log_density, flat, jax.random.key(0)))
+    if seen:
+        np.testing.assert_allclose(place, 6.0, atol=0.1)
+        assert log_mass == pytest.approx(np.log(0.7 * 2 * np.pi), abs=0.01)
+    else:
+        assert log_mass == -np.inf
+
+
 def test_particles_that_contradict_a_map():
     """A map of one of two modes, and one whose images end before the particles do."""
 
@@ -328,11 +349,13 @@ def test_hard_shapes_have_a_good_map_or_none(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", parvi.NotAtRestWarning)
         result = parvi.sample(log_density, init, throw=False)
+    found, said = None, ""
     try:
         found = result.importance
-    except ValueError:
-        # There is no map here, and that was said.
-        found = None
+    except ValueError as error:
+        # There is no map here.
+        said = str(error)
+    assert name != "missed mode" or "another mode, of about 2.7 times" in said
     assert not found or abs(found.log_evidence - truth) < 4 * found.standard_error + 0.02
 
 
