@@ -405,8 +405,15 @@ class Result:
         gives it, a ``ValueError`` says so.
         """
         if np.any(self._tempered):
-            column = self.history["log_evidence"]
-            return float(column[np.isfinite(column)][-1])
+            column, beta = self.history["log_evidence"], self.history["beta"]
+            # A path that was broken off has the evidence of a density that is flatter.
+            whole = column[np.isfinite(column) & ~(beta < 1)]
+            if not len(whole):
+                raise ValueError(
+                    "The evidence is not known: the run ended before its tempered path did. Give "
+                    "it more steps."
+                )
+            return float(whole[-1])
         found = self.importance
         if not found:
             raise ValueError(f"The evidence is not known: {found.trouble}.")

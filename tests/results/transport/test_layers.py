@@ -10,6 +10,8 @@ from parvi.geometry.straightening import fitted
 from parvi.results.transport.chain import Chain, Stack, sobol_normal
 from parvi.results.transport.importance import heavy_normal, log_heavy, log_normal
 from parvi.results.transport.layers import Affine, Bent, Coupled, Inverted
+from parvi.results.transport.transport import Transport
+from parvi.targets.flatten import Layout
 
 
 def frame_of(rng, dim):
@@ -89,6 +91,22 @@ def test_a_coupling_as_a_layer():
     images, log_det = layer.moved(points)
     np.testing.assert_allclose(log_det, expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(layer.inverse(images), points, rtol=1e-8, atol=1e-8)
+
+
+def test_a_planar_flow():
+    """x = z + u tanh(w z + b), whose density Rezende and Mohamed (2015) have in closed form."""
+    u, w, b = np.array([0.4, -0.3]), np.array([1.0, 0.5]), 0.2
+    weights = np.column_stack([np.zeros((2, 3)), u])
+    frame = DenseFrame(np.zeros(2), np.eye(2), np.eye(2))
+    layer = Bent(frame, w[None], np.array([b]), weights)
+    z = np.random.default_rng(0).normal(size=(20, 2))
+    bend = np.tanh(z @ w + b)
+    x = z + bend[:, None] * u
+    expected = -0.5 * np.sum(z**2 + np.log(2 * np.pi), axis=1)
+    expected -= np.log(np.abs(1 + (1 - bend**2) * (u @ w)))
+    transport = Transport((layer,), np.zeros(1), Layout.of(np.zeros(2)), None)
+    np.testing.assert_allclose(layer(z), x, rtol=1e-12)
+    np.testing.assert_allclose(transport.log_prob(x), expected, rtol=1e-9)
 
 
 def density_of(layer):

@@ -1,5 +1,6 @@
 """Maps of whole runs: densities, draws, evidence, and what they say where they do not hold."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -10,12 +11,17 @@ import scipy.stats
 
 import parvi
 from parvi.geometry.frame import DenseFrame
+from parvi.results.endings import with_transport
+from parvi.results.transport import distil
+from parvi.results.transport.chain import Chain
+from parvi.results.transport.elsewhere import elsewhere
 from parvi.results.transport.importance import Importance
-from parvi.results.transport.layers import Affine
+from parvi.results.transport.layers import Affine, Bent
 from parvi.results.transport.making import judged
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import witnessed
 from parvi.targets import zoo
+from parvi.targets.flatten import Layout
 
 pytestmark = pytest.mark.xdist_group("transport")
 
@@ -210,18 +216,105 @@ def test_modes_get_a_map_each():
 
 def test_where_there_is_no_map(exact):
     """A map to a tenth of the target's width is refused, and so is one of too few particles."""
-    transport = exact.transport
-    affine = transport.maps[0].layers[0]
-    narrow = DenseFrame(affine.frame.mean, affine.frame.factor / 10, affine.frame.inverse * 10)
-    bad = Transport((Affine(narrow),), transport.log_weights, transport.layout, transport.target)
     with pytest.raises(ValueError, match="There is no map here"):
-        judged(bad, exact.particles, jax.random.key(0))
+        judged(narrow_map(exact.transport), exact.particles, jax.random.key(0))
     few = parvi.sample(gaussian, start(3, 4), num_steps=0)
     with pytest.raises(ValueError, match="do not determine the covariance"):
         few.transport  # noqa: B018
     with pytest.raises(ValueError, match="do not determine the covariance"):
         few.log_evidence()
     assert few.more(9).shape == (9, 3)
+
+
+def narrow_map(transport):
+    affine = transport.maps[0].layers[0].frame
+    narrow = Affine(DenseFrame(affine.mean, affine.factor / 10, affine.inverse * 10))
+    return Transport((narrow,), transport.log_weights, transport.layout, transport.target)
+
+
+def test_evidence_and_networks_are_refused_in_words(exact, monkeypatch):
+    bad = narrow_map(exact.transport)
+    result = dataclasses.replace(exact, saved_transport=bad)
+    with pytest.raises(ValueError, match="evidence is not known: the weighted draws are worth"):
+        result.log_evidence()
+    monkeypatch.setattr(distil, "distilled", lambda *_: bad.maps[0])
+    with pytest.raises(ValueError, match="One network cannot represent this map"):
+        exact.transport.distil()
+
+
+def test_a_tempered_path_that_was_broken_off_has_no_evidence(exact):
+    """At a lower temperature the sum of the path so far is the evidence of another density."""
+
+    def result(stages, beta, log_evidence):
+        history = {"stage": stages, "beta": beta, "log_evidence": log_evidence}
+        history = {name: np.asarray(column) for name, column in history.items()}
+        return dataclasses.replace(exact, history=history)
+
+    nan = np.nan
+    with pytest.raises(ValueError, match="ended before its tempered path did"):
+        result(["affine", "temper", "temper"], [nan, 0.0, 0.3], [nan, 0.0, -5.0]).log_evidence()
+    # A second path was broken off after a whole one.
+    again = result(["temper", "temper", "temper"], [0.3, 1.0, 0.1], [-5.0, -9.0, -2.0])
+    assert again.log_evidence() == -9.0
+    balanced = result(["temper", "temper", "balance"], [0.3, 1.0, nan], [-5.0, -9.0, -8.9])
+    assert balanced.log_evidence() == -8.9
+
+
+def test_particles_that_the_map_contradicts(exact):
+    """The status, the warning and the check all say so; so does a warning where there is no map."""
+    moved = exact.particles + 0.5 * exact.particles.std(axis=0)
+    result = dataclasses.replace(exact, particles=moved, saved_transport=exact.transport)
+    with pytest.warns(parvi.NotAtRestWarning, match="weighted draws of the map have other means"):
+        assert with_transport(result).status == parvi.Status.NOT_AT_REST
+    assert "weighted draws of the map disagree" in str(result.check())
+    few = parvi.sample(gaussian, start(3, 4), num_steps=0)
+    with pytest.warns(parvi.NotAtRestWarning, match="No map was made. There is no map here"):
+        assert with_transport(few) is few
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_mode_that_nothing_has_reached(seen):
+    """It is found with its mass; where particles are in both modes, nothing is elsewhere."""
+
+    def log_density(x):
+        left = -0.5 * jnp.sum((x + 6) ** 2) + jnp.log(0.3)
+        return jnp.logaddexp(left, -0.5 * jnp.sum((x - 6) ** 2) + jnp.log(0.7))
+
+    rng = np.random.default_rng(0)
+    centres = np.full(200, -6.0) if seen else rng.choice([-6.0, 6.0], size=200)
+    with jax.enable_x64(True):
+        flat = jnp.asarray(centres[:, None] + rng.normal(size=(200, 2)))
+        place, log_mass = map(np.asarray, elsewhere(log_density, flat, jax.random.key(0)))
+    if seen:
+        np.testing.assert_allclose(place, 6.0, atol=0.1)
+        assert log_mass == pytest.approx(np.log(0.7 * 2 * np.pi), abs=0.01)
+    else:
+        assert log_mass == -np.inf
+
+
+def test_particles_that_contradict_a_map():
+    """A map of one of two modes, and one whose images end before the particles do."""
+
+    def log_density(x):
+        return jnp.logaddexp(-0.5 * jnp.sum((x + 6) ** 2), -0.5 * jnp.sum((x - 6) ** 2))
+
+    def transport(layer):
+        return Transport((layer,), np.zeros(1), Layout.of(np.zeros(1)), target)
+
+    target = parvi.Target(log_density, like=np.zeros(1))
+    one = np.eye(1)
+    particles = np.random.default_rng(0).normal(size=(200, 1)) - 6
+    left = transport(Affine(DenseFrame(-6 * np.ones(1), one, one)))
+    assert judged(left, particles, jax.random.key(0)) is left
+    with pytest.raises(ValueError, match=r"draws and particles differ by .* misses mass"):
+        judged(left, np.concatenate([particles, -particles]), jax.random.key(0))
+    # z - z + 6 tanh(z / 2) - 6 ends at -12 and 0.
+    weights = np.array([[0.0, -1.0, 6.0]])
+    short = Bent(DenseFrame(np.zeros(1), one, one), 0.5 * one, np.zeros(1), weights)
+    short = transport(Chain((short, Affine(DenseFrame(-6 * np.ones(1), one, one)))))
+    far = np.concatenate([particles, [[0.5]] * 10])
+    with pytest.raises(ValueError, match="does not reach"):
+        judged(short, far, jax.random.key(0))
 
 
 @pytest.mark.slow
@@ -256,11 +349,13 @@ def test_hard_shapes_have_a_good_map_or_none(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", parvi.NotAtRestWarning)
         result = parvi.sample(log_density, init, throw=False)
+    found, said = None, ""
     try:
         found = result.importance
-    except ValueError:
-        # There is no map here, and that was said.
-        found = None
+    except ValueError as error:
+        # There is no map here.
+        said = str(error)
+    assert name != "missed mode" or "another mode, of about 2.7 times" in said
     assert not found or abs(found.log_evidence - truth) < 4 * found.standard_error + 0.02
 
 

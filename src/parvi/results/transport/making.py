@@ -22,6 +22,7 @@ from parvi.geometry.peaks import climbed
 from parvi.geometry.straightening import straightened
 from parvi.kept import carefully
 from parvi.results.transport.chain import Chain
+from parvi.results.transport.elsewhere import elsewhere
 from parvi.results.transport.fit import gaussianised, streamed
 from parvi.results.transport.importance import Importance
 from parvi.results.transport.layers import AbstractLayer, Coupled
@@ -38,6 +39,8 @@ _GOOD = 0.5
 # Share of the particles that a map may fail to reach; and by how much the evidences of draws and
 # of a bridge may differ, in standard errors and beyond these.
 _OUTSIDE, _CREDIBLE, _SLACK = 0.02, 4.0, 0.02
+# Mass of another mode from which a map is refused, and numbers of its place that are shown.
+_ELSEWHERE, _NUM_SHOWN = 0.02, 5
 # Sets of flown particles, and how many of them are held out.
 _NUM_SETS, _HELD_OUT = 20, 4
 
@@ -76,6 +79,7 @@ def transport_of(
     first = transport([_straight_and_streamed(density, jnp.asarray(flat), key_first)])
     found = first.importance(_NUM_DRAWS, key_second)
     if found and found.share >= _GOOD and _contradiction(first, found, flat) is None:
+        _refuse_if_elsewhere(density, flat, found, key_back)
         return first
     visits = jnp.asarray(flown(target, flat, _NUM_SETS, key_flown))
     held_out = visits[-_HELD_OUT:].reshape(-1, dim)
@@ -83,7 +87,9 @@ def transport_of(
     second = transport([gaussianised(others, held_out, key_back)[0]])
     likelihoods = [float(np.median(each.log_prob_flat(held_out))) for each in (first, second)]
     better = first if not likelihoods[1] >= likelihoods[0] else second
-    return judged(better, np.asarray(held_out), key_second)
+    better = judged(better, np.asarray(held_out), key_second)
+    _refuse_if_elsewhere(density, flat, better.importance(_NUM_DRAWS, key_second), key_back)
+    return better
 
 
 def _straight_and_streamed(density, flat: Float[Array, "n d"], key: Key[Array, ""]) -> Chain:
@@ -108,6 +114,20 @@ def judged(transport: Transport, flat: Float[np.ndarray, "n d"], key: Key[Array,
         f"There is no map here: {trouble}. The particles may be right all the same: "
         "result.check() tests them. For the evidence, run parvi.samplers.temper.Temper() from them."
     )
+
+
+def _refuse_if_elsewhere(density, flat, found: Importance, key) -> None:
+    """Raise a ``ValueError`` if there is a mode that neither particles nor draws have reached."""
+    peak = elsewhere(density, jnp.asarray(flat), key)
+    share = float(np.exp(min(float(peak.log_mass) - found.log_evidence, 50.0)))
+    if share > _ELSEWHERE:
+        place = np.array2string(np.asarray(peak.place)[:_NUM_SHOWN], precision=3)
+        raise ValueError(
+            "There is no map here: neither the particles nor the map's draws have reached another "
+            f"mode, of about {share:.2g} times their mass. In unconstrained numbers it is at "
+            f"{place}{'' if len(peak.place) <= _NUM_SHOWN else ' (the first ones)'}. Start with "
+            "particles that cover both, or run parvi.samplers.temper.Temper()."
+        )
 
 
 def _contradiction(transport: Transport, found: Importance, flat) -> str | None:

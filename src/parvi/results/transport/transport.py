@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, PyTree
 
 from parvi.cloud import LogDensity
 from parvi.evaluation import evaluate, quickly
-from parvi.geometry.frame import DenseFrame
 from parvi.kept import carefully
+from parvi.results.transport import mixture
 from parvi.results.transport.chain import sobol_normal
 from parvi.results.transport.importance import Importance, heavy_normal, log_heavy, log_normal
 from parvi.results.transport.layers import AbstractLayer
@@ -22,13 +22,10 @@ from parvi.run.surroundings import surrounded
 from parvi.targets.flatten import AbstractLayout, Layout
 from parvi.targets.target import AbstractTarget
 
-# Draws that are weighed at once, and the number from which the optimising compiler pays.
-_AT_ONCE, _MANY = 1024, 1 << 16
+# The number of weighted draws from which the optimising compiler pays.
+_MANY = 1 << 16
 # Points whose densities take less time in a program that is compiled without optimisation.
 _FEW = 2048
-# A map is left out for a draw if its log density is this much below that of the draw's own map, a
-# factor of 5e-5.
-_NOTHING = 10.0
 
 
 class Transport(eqx.Module):
@@ -112,8 +109,11 @@ class Transport(eqx.Module):
         assert self.target is not None
         with self._ready(flat):
             points = jnp.asarray(flat)
-            log_prob = _log_prob_quickly if len(points) <= _FEW else _log_prob_flat
-            log_q = log_prob(self, points, log_heavy)
+            if len(self.maps) > 1:
+                log_q = mixture.log_density(self.maps, self.log_weights, np.asarray(flat))
+            else:
+                log_prob = _log_prob_quickly if len(points) <= _FEW else _log_prob_flat
+                log_q = log_prob(self, points, log_heavy)
             values = evaluate(_density_of(self.target, self.layout), points)[0]
             return np.asarray(values) - np.asarray(log_q)
 
@@ -141,8 +141,8 @@ class Transport(eqx.Module):
             raise ValueError(f"num must be an int of at least 16, got {num!r}.")
         with self._ready(key):
             density, key = _density_of(target, self.layout), as_key(key)
-            weigh = _weighed_quickly if num <= _MANY else _weighed_carefully
-            parts = [weigh(self, density, key, np.uint32(i)) for i in range(-(-num // _AT_ONCE))]
+            count = -(-num // mixture.AT_ONCE)
+            parts = [_part(self, density, key, np.uint32(i), num > _MANY) for i in range(count)]
             flat, log_weights = (np.concatenate(part)[:num] for part in zip(*parts, strict=True))
             return Importance.of(flat, log_weights)
 
@@ -179,7 +179,7 @@ class Transport(eqx.Module):
             more = len(self.maps) > 1
             z = jnp.asarray(sobol_normal(key, num, self.dim + more), self.dtype)
             uniforms = jax.scipy.stats.norm.cdf(z[:, -1]) if more else None
-            return _pushed_each(self, z[:, : self.dim], uniforms)
+            return _pushed(self, z[:, : self.dim], uniforms)
         return _drawn(self, key, num)
 
     @contextlib.contextmanager
@@ -221,22 +221,15 @@ def _drawn(transport: Transport, key, num: int):
     z = jax.random.normal(key_base, (num, transport.dim), transport.log_weights.dtype)
     more = len(transport.maps) > 1
     uniforms = jax.random.uniform(key_map, (num,), z.dtype) if more else None
-    return _pushed(transport, z, uniforms)[0]
+    return _pushed(transport, z, uniforms)
 
 
 @carefully
-def _pushed_each(transport: Transport, z, uniforms):
-    return _pushed(transport, z, uniforms)[0]
-
-
 def _pushed(transport: Transport, z, uniforms):
-    """The images of base points, each under one map, and the maps' numbers."""
+    """The images of base points, each under one map."""
     if uniforms is None:
-        return transport.maps[0](z), jnp.zeros(len(z), jnp.int32)
-    shares = jnp.cumsum(jax.nn.softmax(transport.log_weights))
-    number = jnp.minimum(jnp.searchsorted(shares, uniforms), len(transport.maps) - 1)
-    images = jnp.stack([layer(z) for layer in transport.maps])
-    return jnp.take_along_axis(images, number[None, :, None], axis=0)[0], number
+        return transport.maps[0](z)
+    return mixture.pushed(transport.maps, transport.log_weights, z, uniforms)[0]
 
 
 @carefully
@@ -262,50 +255,41 @@ _log_prob_quickly, _log_prob_flat = quickly(_log_prob_of), carefully(_log_prob_o
 
 
 def _weighed(transport: Transport, log_density, key, part):
-    """One part of the draws of the maps of the heavy-tailed base, with their log weights.
+    """A part of the draws of one map of the heavy-tailed base, with log p and log q.
 
     A part has a fixed number of them, so that one program serves any number.
     """
-    num, dtype = _AT_ONCE, transport.log_weights.dtype
+    z, _ = _heavy(transport, key, part)
+    x, log_det = transport.maps[0].moved(z)
+    return x, jax.vmap(log_density)(x), log_heavy(z) - log_det
+
+
+def _begun(transport: Transport, log_density, key, part):
+    """The same of several maps: log q is that of a draw's own map, and others may count too."""
+    z, key_map = _heavy(transport, key, part)
+    uniforms = jax.random.uniform(key_map, (len(z),), z.dtype)
+    x, own, wanted = mixture.begun(transport.maps, transport.log_weights, z, uniforms)
+    return x, jax.vmap(log_density)(x), own, wanted
+
+
+def _heavy(transport: Transport, key, part):
     key_base, key_map = jax.random.split(jax.random.fold_in(key, part))
-    z = heavy_normal(key_base, num, transport.dim, dtype)
-    if len(transport.maps) == 1:
-        x, log_det = transport.maps[0].moved(z)
-        log_q = log_heavy(z) - log_det
-    else:
-        x, number = _pushed(transport, z, jax.random.uniform(key_map, (num,), dtype))
-        log_q = _log_mixture(transport, z, x, number)
-    return x, jax.vmap(log_density)(x) - log_q
-
-
-def _log_mixture(transport: Transport, z, x, number):
-    """The log density at images x of base points z, each under the map of that number.
-
-    An image's own base point is known. Base points under other maps are sought only where the
-    affine parts say that they may count: from farther away Newton's method rarely finds one, and
-    takes long.
-    """
-    each = list(zip(transport.log_weights, transport.maps, strict=True))
-    moved = [layer.moved(z) for _, layer in each]
-    found = [
-        jnp.where(number == k, _of(each[k], z, moved[k][1]), -jnp.inf) for k in range(len(each))
-    ]
-    own = jnp.max(jnp.stack(found), axis=0)
-    for k, (weight, layer) in enumerate(each):
-        frame = DenseFrame.of(moved[k][0])
-        there = weight + log_heavy(frame.enter(x)) - frame.log_volume
-        near = (there > own - _NOTHING) & (number != k)
-        # Elsewhere the middle is sought instead, which is found at once.
-        sought = layer.inverse(jnp.where(near[:, None], x, layer(jnp.zeros_like(z[:1]))))
-        density = _of(each[k], sought, layer.log_det(sought))
-        found.append(jnp.where(near & ~jnp.isnan(density), density, -jnp.inf))
-    return jax.scipy.special.logsumexp(jnp.stack(found), axis=0)
-
-
-def _of(weighted, z, log_det):
-    """The log density of a weighted map at the image of z."""
-    weight, _ = weighted
-    return weight + log_heavy(z) - log_det
+    dtype = transport.log_weights.dtype
+    return heavy_normal(key_base, mixture.AT_ONCE, transport.dim, dtype), key_map
 
 
 _weighed_quickly, _weighed_carefully = quickly(_weighed), carefully(_weighed)
+_begun_quickly, _begun_carefully = quickly(_begun), carefully(_begun)
+
+
+def _part(transport: Transport, log_density, key, part, many: bool):
+    """A part of the weighted draws, and their log weights."""
+    if len(transport.maps) == 1:
+        weighed = _weighed_carefully if many else _weighed_quickly
+        x, log_p, log_q = weighed(transport, log_density, key, part)
+        return x, log_p - log_q
+    begun = _begun_carefully if many else _begun_quickly
+    sought = mixture.sought_carefully if many else mixture.sought_quickly
+    x, log_p, own, wanted = begun(transport, log_density, key, part)
+    rest = sought(transport.maps, transport.log_weights, x, wanted)
+    return x, log_p - np.logaddexp(own, rest)
