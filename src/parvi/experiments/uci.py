@@ -85,9 +85,9 @@ def _sampler(method, size, problem, hidden, steps):
     size = np.float32(size)
     rows = len(problem.targets)
     if method == "SGLD":
-        # The curvature grows with the rows, and SGLD has no metric that would divide by it. A step
-        # three times too long throws single particles far away, so the sizes are half as far apart.
-        largest = np.float32(0.3 / rows)
+        # The curvature grows with the rows, and SGLD has no metric that would divide by it. From
+        # 0.3 on a step throws single particles far away, so the sizes are half as far apart.
+        largest = np.float32(0.1 / rows)
         return exactly(sgld(Falling(largest * np.sqrt(size / max(STEP_SIZES)), steps)), steps)
     if method == "pSGLD":
         falling = Falling(size / np.float32(rows), steps)
@@ -221,9 +221,9 @@ _PROTOCOLS = {
         "targets' own scale. Both precisions have Gamma(1, 0.1) priors with the Jacobian of the "
         "log scale, and the log-likelihood is that of the predictive mixture. Every method takes "
         f"{_NUM_STEPS['correct']} steps (Energy: {_MORE_STEPS['energy']}) on mini-batches; S-SVGD "
-        "takes a quarter of that, as its steps are slower. SGLD's step sizes are 0.3 (size / "
+        "takes a quarter of that, as its steps are slower. SGLD's step sizes are 0.1 (size / "
         "0.1)^1/2 over the number of rows, half as far apart as those of the others, because a "
-        "step three times too long throws single particles far away. The default sees all rows in "
+        "step of 0.3 throws single particles far away on Protein. The default sees all rows in "
         "every step and has no setting: every particle descends alone, then makes Hamiltonian "
         "transitions on its own hill, about 1900 gradients in all. It ends as NOT_AT_REST, as "
         "networks have more hills than particles. The paper takes 20 000 steps and has another "
