@@ -238,7 +238,8 @@ def _check_same(target: AbstractTarget, particles, expected: list[float] | None)
         return
     values = np.asarray(evaluate(target.full(), particles)[0])
     # Sums of many rows need not be rounded alike in a program of another size.
-    if not np.allclose(values, expected, rtol=np.finfo(values.dtype).eps ** 0.5):
+    rtol = np.finfo(values.dtype).eps ** 0.5
+    if not np.allclose(values, expected, rtol=rtol, equal_nan=True):
         raise ValueError(
             f"The checkpoint is of another log density, which was {expected[0]:g} at a first "
             f"particle and is {values[0]:g} here. Give the model and the data of that run."
