@@ -228,10 +228,9 @@ _PROTOCOLS = {
         "transitions on its own hill, about 1900 gradients in all. It ends as NOT_AT_REST, as "
         "networks have more hills than particles. The paper takes 20 000 steps and has another "
         "protocol (below), so its figures belong to another experiment. The seconds of the "
-        "default were measured beside other work. The cells of flows are from before flows gave "
-        "a spread to coordinates that start alike; here that is the precision of the prior. "
-        "Year runs only if its file is there "
-        "(`parvi data year`).\n\n"
+        "default and of SGLD were measured beside other work. The cells of flows are from before "
+        "flows gave a spread to coordinates that start alike; here that is the precision of the "
+        "prior. Year runs only if its file is there (`parvi data year`).\n\n"
     ),
     "paper": (
         "This is the protocol of the paper's code: targets are not standardised, the Gamma(1, 10) "
