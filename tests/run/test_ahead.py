@@ -29,14 +29,14 @@ def funnel(x):
 @pytest.mark.parametrize(
     ("log_density", "names"),
     [
-        (bowl, ["affine", "scout", "bend", "fly", "verify"]),
+        (bowl, ["affine", "scout", "bend", "fly", "verify", "survey"]),
         # Once in the first coordinates, and again in those in which the run goes on.
         (
             funnel,
             [
-                *("affine", "scout", "bend", "fly", "verify"),
+                *("affine", "scout", "bend", "fly", "verify", "survey"),
                 *("affine straight", "bend", "fly", "explore", "gather", "polish"),
-                "compare straight",
+                *("compare straight", "survey"),
             ],
         ),
     ],

@@ -246,7 +246,10 @@ class Run:
         place = self.carry.place
         reports: dict[str, Any] = {}
         for stage in self.sampler.stages:
-            if stage.name not in saved.facts["done"] or isinstance(stage.sampler, AbstractChange):
+            if stage.name not in saved.facts["done"]:
+                continue
+            if isinstance(stage.sampler, AbstractChange):
+                reports[stage.name] = None
                 continue
             context = self._view.context(stage, reports)
             unread = self._is_large and context.sampler.asks_means_only

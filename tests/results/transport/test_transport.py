@@ -16,7 +16,7 @@ from parvi.results.transport import distil
 from parvi.results.transport.chain import Chain
 from parvi.results.transport.elsewhere import elsewhere
 from parvi.results.transport.importance import Importance
-from parvi.results.transport.layers import Affine, Bent
+from parvi.results.transport.layers import AbstractLayer, Affine, Bent, Inverted
 from parvi.results.transport.making import judged
 from parvi.results.transport.transport import Transport
 from parvi.results.transport.witness import witnessed
@@ -407,3 +407,26 @@ def test_distilled(bent):
     share = one.importance(4096).share
     assert share > 0.5
     assert len(one.maps[0].layers) == 2
+
+
+class Holed(AbstractLayer):
+    """The identity, but it finds no inverse where the first coordinate is above 2."""
+
+    def moved(self, points):
+        return points, jnp.zeros(len(points))
+
+    def inverse(self, images):
+        return jnp.where(images[:, :1] > 2, jnp.nan, images)
+
+
+@pytest.mark.parametrize("sobol", [False, True])
+def test_draws_without_an_image_are_left_out(sobol):
+    """A map from flown particles gave nine draws of 2000 as NaN."""
+    target = parvi.Target(lambda x: -0.5 * jnp.sum(x**2), np.zeros(2))
+    with jax.enable_x64(True):
+        maps = (Inverted(Holed()),)
+        transport = Transport(maps, jnp.zeros(1), target.layout, target)
+        draws = np.asarray(transport.draw(0, 500, sobol=sobol))
+    assert draws.shape == (500, 2)
+    assert np.isfinite(draws).all()
+    assert draws[:, 0].max() < 2

@@ -16,7 +16,7 @@ from parvi.kept import carefully
 from parvi.results.transport import mixture
 from parvi.results.transport.chain import sobol_normal
 from parvi.results.transport.importance import Importance, heavy_normal, log_heavy, log_normal
-from parvi.results.transport.layers import AbstractLayer
+from parvi.results.transport.layers import AbstractLayer, Inverted
 from parvi.run.initial import as_key
 from parvi.run.surroundings import surrounded
 from parvi.targets.flatten import AbstractLayout, Layout
@@ -26,6 +26,8 @@ from parvi.targets.target import AbstractTarget
 _MANY = 1 << 16
 # Points whose densities take less time in a program that is compiled without optimisation.
 _FEW = 2048
+# One draw more for so many, and at least so many, if base points may have no image.
+_SPARE = 8
 
 
 class Transport(eqx.Module):
@@ -64,6 +66,9 @@ class Transport(eqx.Module):
 
     def draw(self, key: Any, num: int, sobol: bool = False) -> PyTree[Array]:
         """Draws in the structure and on the scale of the particles.
+
+        Base points without an image are left out: a map that was made from flown particles is an
+        inverse, which Newton's method does not find everywhere.
 
         Parameters
         ----------
@@ -174,13 +179,20 @@ class Transport(eqx.Module):
         return new
 
     def _drawn_flat(self, key, num, sobol):
+        asked = num if self._reaches_all else num + num // _SPARE + _SPARE
         if sobol:
             # One dimension more decides which map a point goes through.
             more = len(self.maps) > 1
-            z = jnp.asarray(sobol_normal(key, num, self.dim + more), self.dtype)
+            z = jnp.asarray(sobol_normal(key, asked, self.dim + more), self.dtype)
             uniforms = jax.scipy.stats.norm.cdf(z[:, -1]) if more else None
-            return _pushed(self, z[:, : self.dim], uniforms)
-        return _drawn(self, key, num)
+            return _sound(_pushed(self, z[:, : self.dim], uniforms), num)
+        return _sound(_drawn(self, key, asked), num)
+
+    @property
+    def _reaches_all(self) -> bool:
+        """Whether every base point has an image: Newton's method may not find one."""
+        layers = jax.tree.leaves(self.maps, is_leaf=lambda leaf: isinstance(leaf, Inverted))
+        return not any(isinstance(layer, Inverted) for layer in layers)
 
     @contextlib.contextmanager
     def _ready(self, given: Any) -> Iterator[None]:
@@ -222,6 +234,14 @@ def _drawn(transport: Transport, key, num: int):
     more = len(transport.maps) > 1
     uniforms = jax.random.uniform(key_map, (num,), z.dtype) if more else None
     return _pushed(transport, z, uniforms)
+
+
+def _sound(points: Float[Array, "m d"], num: int) -> Float[Array, "n d"]:
+    """The first points that are finite."""
+    if len(points) == num:
+        return points
+    bad = ~jnp.all(jnp.isfinite(points), axis=1)
+    return points[jnp.argsort(bad, stable=True)[:num]]
 
 
 @carefully
