@@ -84,7 +84,7 @@ class Base(eqx.Module):
         first = _score(self.broad, particles)
         if self.modes is None:
             return first
-        owned = jax.nn.softmax(self._log_parts(particles), axis=0)
+        owned = self.owned(particles)
 
         def one(total, mode):
             frame, share = mode
@@ -92,9 +92,9 @@ class Base(eqx.Module):
 
         return jax.lax.scan(one, owned[0][:, None] * first, (self.modes, owned[1:]))[0]
 
-    def share_of_broad(self, particles: Float[Array, "n d"]) -> Float[Array, " n"]:
-        """The share of the broad Gaussian in the density at every particle."""
-        return jax.nn.softmax(self._log_parts(particles), axis=0)[0]
+    def owned(self, particles: Float[Array, "n d"]) -> Float[Array, "k n"]:
+        """The share of every part, the broad one first, in the density at every particle."""
+        return jax.nn.softmax(self._log_parts(particles), axis=0)
 
     def _log_parts(self, particles):
         parts = log_normal(self.broad, particles)[None]

@@ -8,14 +8,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 from parvi.cloud import Cloud, Place
 from parvi.geometry.broad import Base, broad
-from parvi.geometry.frame import AbstractGaussianFrame, DenseFrame
+from parvi.geometry.frame import AbstractGaussianFrame
 from parvi.geometry.resampling import next_beta
 from parvi.samplers.flight import Flight
 from parvi.samplers.weigh import Modes
 
-# Beside known modes, the steps of the temperature are those of particles that belong to the broad
-# Gaussian, which may find other modes, as long as this share of all particles does.
-_LEAST_BROAD = 0.05
+# Beside known modes, a part of the base limits the steps of the temperature as long as this share
+# of all particles belongs to it.
+_LEAST_PART = 0.05
 
 
 class Tempering(NamedTuple):
@@ -64,19 +64,22 @@ def base_of(cloud: Cloud, modes: Modes | None, breadth: float) -> Base:
     around = broad(_among(cloud.particles, modes), cloud.scores, breadth)
     if modes.frames is None:
         return Base.alone(around)
-    own = DenseFrame.of(cloud.particles)
-    frames = jax.tree.map(lambda a, b: jnp.append(a, b[None], 0), modes.frames, own)
-    return Base.beside(around, frames, jnp.append(modes.log_masses, 0.0))
+    return Base.beside(around, modes.frames, jnp.append(modes.log_masses, 0.0))
 
 
 def beta_after(memory: Tempering, gains, particles, share: float) -> Float[Array, ""]:
-    """The next temperature, at which the weights are worth this share of the particles."""
+    """The next temperature, at which the weights are worth this share of the particles.
+
+    Beside known modes that holds for every part of the base. Particles of the broad Gaussian may
+    find other modes, and weights within a mode that are worth little make its mass too small.
+    """
     beta = next_beta(gains, memory.beta, share)
     if memory.base.modes is None:
         return beta
-    counts = memory.base.share_of_broad(particles)
-    of_broad = next_beta(gains, memory.beta, share, counts)
-    return jnp.where(jnp.mean(counts) > _LEAST_BROAD, jnp.minimum(beta, of_broad), beta)
+    owned = memory.base.owned(particles)
+    of_parts = jax.lax.map(lambda counts: next_beta(gains, memory.beta, share, counts), owned)
+    limits = jnp.where(jnp.mean(owned, axis=1) > _LEAST_PART, of_parts, 1.0)
+    return jnp.minimum(beta, jnp.min(limits))
 
 
 def tempered(memory: Tempering, place: Place) -> Place:

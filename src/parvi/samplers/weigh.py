@@ -39,7 +39,8 @@ class Modes(NamedTuple):
     """Peaks outside the cloud, and the logs of their masses over the cloud's.
 
     Places that do not count have a log mass of -inf. ``frames``: those in which the density at a
-    peak is about N(0, I), with one more axis, if they are known.
+    peak is about N(0, I), with one more axis, if they are known; the last is that of the peak at
+    home, or the cloud's own if there is none.
     """
 
     places: Float[Array, "k d"]
@@ -76,15 +77,14 @@ class Weigh(AbstractSampler):
     def init(self, key, cloud):
         places = self.sighted.places
         num, dim = places.shape
-        axes = jnp.broadcast_to(jnp.eye(dim, dtype=places.dtype), (num, dim, dim))
+        axes = jnp.broadcast_to(jnp.eye(dim, dtype=places.dtype), (num + 1, dim, dim))
         nothing = jnp.full(num, -jnp.inf, places.dtype)
-        return Modes(places, nothing, DenseFrame(places, axes, axes))
+        return Modes(places, nothing, DenseFrame(self._points, axes, axes))
 
     def propose(self, key, cloud, memory):
         few = cloud.some()
         frame = DenseFrame.of(few.particles)
-        # One after another: d points each. The last one is home.
-        points = jnp.concatenate([self.sighted.places, self.sighted.home[None]])
+        # One after another: d points each.
         real = jnp.append(self.sighted.real, True)
         climbs = jax.lax.map(
             lambda args: jax.lax.cond(
@@ -93,7 +93,7 @@ class Weigh(AbstractSampler):
                 lambda point: _Climb.nowhere(point),
                 args[0],
             ),
-            (points, real),
+            (self._points, real),
         )
         place = Place(frame.leave(climbs.z), None, climbs.log_density)
         # Scouts that are still on their way along a bent ridge climb to the same peak.
@@ -104,10 +104,17 @@ class Weigh(AbstractSampler):
         asked = 0.5 * jnp.minimum(jnp.exp(masses), 1.0)
         missing = (few.shape[0] * asked > _FEWEST) & (climbs.around < _MISSING * asked)
         behind = (valleys > DEPTH) | (missing & (valleys > SHALLOW) & (climbs.gain < _REACHED))
-        counts = real & behind & (climbs.gain < _PEAK) & (masses > -_LEAST)
+        peaks = climbs.gain < _PEAK
+        counts = real & behind & peaks & (masses > -_LEAST)
         masses = jnp.where(counts, masses, -jnp.inf).astype(cloud.dtype)
-        counted = jax.tree.map(lambda rows: rows[:-1], (place.particles, counts, climbs.axes))
-        return cloud, Modes(place.particles[:-1], masses[:-1], _frames(frame, *counted))
+        framed = counts.at[-1].set(peaks[-1])
+        frames = _frames(frame, place.particles, framed, climbs.axes)
+        return cloud, Modes(place.particles[:-1], masses[:-1], frames)
+
+    @property
+    def _points(self):
+        """Where climbs begin; the last one is home."""
+        return jnp.concatenate([self.sighted.places, self.sighted.home[None]])
 
     def conclude(self, cloud, pending, arrived):
         counts = jnp.any(pending.log_masses > -jnp.inf)
@@ -145,7 +152,7 @@ class _Climb(NamedTuple):
 
 
 def _frames(frame: DenseFrame, places, counts, axes) -> DenseFrame:
-    """The frames of the peaks; rows that do not count have finite ones, too."""
+    """The frames of the peaks; rows that do not count have the cloud's."""
     axes = jnp.where(counts[:, None, None], axes, jnp.eye(axes.shape[-1], dtype=axes.dtype))
     places = jnp.where(counts[:, None], places, frame.mean)
     squares = jnp.sum(axes**2, axis=1, keepdims=True)
