@@ -28,17 +28,33 @@ def frame(centre, covariance):
     return DenseFrame(*(jnp.asarray(part) for part in parts))
 
 
-@pytest.fixture(scope="module")
-def base():
-    parts = [
-        ([3.0, 0.0], [[0.5, 0.2], [0.2, 0.4]]),
-        ([9.0, 9.0], np.eye(2)),
-        ([-2.0, 1.0], [[2, 0], [0, 0.1]]),
-    ]
+PARTS = [
+    ([3.0, 0.0], [[0.5, 0.2], [0.2, 0.4]]),
+    ([9.0, 9.0], np.eye(2)),
+    ([-2.0, 1.0], [[20, 0], [0, 4]]),
+]
+
+
+def beside(parts):
     modes = jax.tree.map(lambda *rows: jnp.stack(rows), *[frame(*part) for part in parts])
     # The second one does not count.
     log_masses = jnp.log(jnp.asarray([0.3, 0.0, 1.0]))
     return Base.beside(frame([0.0, 0.0], 16 * np.eye(2)), modes, log_masses)
+
+
+@pytest.fixture(scope="module")
+def base():
+    return beside(PARTS)
+
+
+def test_modes_of_like_volumes_are_left_to_the_broad_gaussian():
+    """Beside known ones, other modes would have little mass until late."""
+    alike = beside([*PARTS[:2], ([-2.0, 1.0], [[2, 0], [0, 0.1]])])
+    np.testing.assert_array_equal(np.exp(alike.log_shares), [1, 0, 0, 0])
+    normals = jax.random.normal(jax.random.key(1), (50, 2))
+    np.testing.assert_array_equal(alike.draw(normals), alike.broad.leave(normals))
+    expected = -4 * np.asarray(alike.broad.mean) - normals / 4
+    np.testing.assert_allclose(alike.score(alike.draw(normals)), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_half_of_the_base_is_broad_and_modes_share_the_rest(base):

@@ -17,13 +17,17 @@ _NARROW = 1.4
 # The share of the broad Gaussian beside modes that are known, and how much of the rest is shared
 # equally, as Laplace's masses may be wrong.
 _BROAD, _EQUAL = 0.5, 0.5
+# A broad Gaussian alone has particles for all modes if their log volumes differ by no more.
+_UNEQUAL = 3.0
 
 
 class Base(eqx.Module):
     """The mixture from which a path begins: a broad Gaussian, and narrow ones at known modes.
 
-    A narrow mode has hardly any mass in a broad Gaussian, so a path from there may lose it. What is
-    known of a mode already is right at every temperature.
+    A mode that is much narrower than others has hardly any mass in a broad Gaussian beside theirs,
+    so a path from there may lose it. What is known of a mode is right at every temperature, but
+    modes that nobody knows of have little mass beside it until late. So the modes are left out if
+    their volumes are alike.
 
     Parameters
     ----------
@@ -48,11 +52,15 @@ class Base(eqx.Module):
     def beside(
         cls, broad: AbstractGaussianFrame, modes: DenseFrame, log_masses: Float[Array, " k"]
     ) -> "Base":
-        """Modes of these masses; those with -inf do not count."""
+        """Modes of these masses, if their volumes differ; those with -inf do not count."""
         counts = jnp.isfinite(log_masses)
+        volumes = jax.lax.map(lambda frame: frame.log_volume, modes)
+        largest = jnp.max(jnp.where(counts, volumes, -jnp.inf))
+        unequal = largest - jnp.min(jnp.where(counts, volumes, jnp.inf)) > _UNEQUAL
         equal = counts / jnp.sum(counts)
         shares = (1 - _EQUAL) * jax.nn.softmax(log_masses) + _EQUAL * equal
-        shares = jnp.concatenate([jnp.full(1, _BROAD), (1 - _BROAD) * shares])
+        first = jnp.where(unequal, _BROAD, 1.0)
+        shares = jnp.concatenate([first[None], (1 - first) * shares])
         return cls(broad, modes, jnp.log(shares).astype(log_masses.dtype))
 
     def widened(self, broad: AbstractGaussianFrame) -> "Base":

@@ -7,8 +7,8 @@
 2. **scout** lets some first particles descend alone. If some end behind a valley, **weigh** climbs
    to the peaks there. If the mass of these peaks counts, more scouts look for further ones (**scout
    more**, **weigh more**). **temper** follows a path, with weights, from a Gaussian that covers all
-   of them and from Gaussians at the peaks, and **balance** weighs every mode by itself. If the
-   weights are not clearly more exact than those of independent draws, a longer path follows
+   of them, and from the peaks too if these differ much; **balance** weighs every mode by itself. If
+   the weights are not clearly more exact than those of independent draws, a longer path follows
    (**temper longer**, **balance again**).
 3. **straighten** looks for coordinates in which the particles are closer to a Gaussian. If it finds
    some, all later stages work there, beginning with **affine straight**; **straighten again** fits
