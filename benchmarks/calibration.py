@@ -142,6 +142,13 @@ def _path(name: str, num_particles: int) -> pathlib.Path:
     return STORE / f"{name}.{num_particles}.json"
 
 
+# What a reader has to know of the cells that are there.
+_NOTE = (
+    "The cells are from before decision 24, which has more scouts before a path, as the mixture "
+    "takes one, and looks for leaders again after a flight."
+)
+
+
 def page() -> str:
     lines = [
         "# Calibration",
@@ -173,4 +180,4 @@ def page() -> str:
                 f"{p[worst]:.2g} | {worst} | {density:.2g} | {runs} | {row['seconds']:.0f} |"
             )
             said += [f"- {name}, {num}: {line.strip()}." for line in row["words"].splitlines()[1:]]
-    return "\n".join([*lines, "", *said, ""])
+    return "\n".join([*lines, "", *said, "", f"*{_NOTE}*", ""])

@@ -27,6 +27,12 @@ from parvi.results.metrics import energy_distance, mean_distance
 ROOT = pathlib.Path(__file__).parents[1]
 STORE, PAGE = ROOT / "results" / "modes", ROOT / "docs" / "benchmarks" / "modes.md"
 NUM, SEEDS, PEER_SEEDS = 512, range(10), range(5)
+# What a reader has to know of the cells that are there.
+_NOTE = (
+    "The cells of the default are on the code of decision 24, and seconds were taken beside other "
+    "work; rows with fewer than ten runs are not finished. Those of SMC are older and had as many "
+    "gradients as the default had then."
+)
 # Leapfrogs of a peer's transition, and the share of effective draws of its temperatures.
 _LEAPFROGS, _SHARE = 8, 0.7
 
@@ -230,7 +236,7 @@ def page() -> str:
             f"{np.median([r['seconds'] for r in rows]):.1f} | {len(bad)} of {len(rows)} | "
             f"{len(silent)} | {_peer(theirs)} |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", f"*{_NOTE}*", ""])
 
 
 def _peer(rows: list[dict]) -> str:
