@@ -17,7 +17,8 @@ _NARROW = 1.4
 # The share of the broad Gaussian beside modes that are known, and how much of the rest is shared
 # equally, as Laplace's masses may be wrong.
 _BROAD, _EQUAL = 0.5, 0.5
-# A broad Gaussian alone has particles for all modes if their log volumes differ by no more.
+# A broad Gaussian alone has particles for all modes if their log volumes differ by no more: 25 of
+# 512 for the narrowest of modes of equal weight.
 _UNEQUAL = 3.0
 
 

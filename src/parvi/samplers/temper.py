@@ -5,7 +5,7 @@ weights of the start. Weighting can. At every temperature each particle is weigh
 (p / N)^(b' - b), with b' chosen so that the weights are worth a given share of the particles; the
 particles are resampled by these weights, and Hamiltonian transitions at b' move the copies apart.
 The masses of the modes, and the evidence, are then right whatever N is (Del Moral, Doucet & Jasra
-2006). One half of N is a broad Gaussian; Gaussians at modes that are known are the other half.
+2006). N is a broad Gaussian, beside Gaussians at known modes if their volumes differ much.
 """
 
 import math

@@ -100,10 +100,10 @@ class Weigh(AbstractSampler):
         valleys = depths_from(few.log_density, place, -1)
         masses = climbs.log_density - 0.5 * climbs.log_curvature
         masses = masses - jnp.mean(few.log_densities) - 0.5 * few.shape[1]
-        # A comparison with NaN is false, so a peak that is not finite does not count.
         asked = 0.5 * jnp.minimum(jnp.exp(masses), 1.0)
         missing = (few.shape[0] * asked > _FEWEST) & (climbs.around < _MISSING * asked)
         behind = (valleys > DEPTH) | (missing & (valleys > SHALLOW) & (climbs.gain < _REACHED))
+        # A comparison with NaN is false, so a peak that is not finite does not count.
         peaks = climbs.gain < _PEAK
         counts = real & behind & peaks & (masses > -_LEAST)
         masses = jnp.where(counts, masses, -jnp.inf).astype(cloud.dtype)
